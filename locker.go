@@ -41,8 +41,9 @@ func Do(ctx context.Context, l Locker, name string, fn func(ctx context.Context,
 	panic("sketch")
 }
 
-// Namespaced returns l with every name put under ns, one to one.
-func Namespaced(l Locker, ns string) (Locker, error) { panic("sketch") }
+// Namespaced returns l with every name put under ns, one to one. A bad ns is
+// reported by Lock and TryLock as ErrInvalid.
+func Namespaced(l Locker, ns string) Locker { panic("sketch") }
 
 // Token is a fencing token: it grows each time a lock changes hands. 0 is no token.
 type Token uint64
