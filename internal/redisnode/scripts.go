@@ -1,0 +1,16 @@
+package redisnode
+
+import _ "embed"
+
+var (
+	//go:embed extend.lua
+	extendSource string
+	//go:embed release.lua
+	releaseSource string
+)
+
+// Extend and Release are described at the top of their files.
+var (
+	Extend  = NewScript(extendSource)
+	Release = NewScript(releaseSource)
+)
