@@ -1,0 +1,2 @@
+// Package etcdbackend keeps locks in etcd.
+package etcdbackend
