@@ -198,14 +198,11 @@ func remaining(pttl int64) time.Duration {
 }
 
 func (d *redisDriver) Abandon(ctx context.Context, req driver.Request) error {
-	// Also where the key is another's or none, the tombstone stays: a copy of the
+	d.clearDoubt(req.Owner) // from here on the owner is dead, whatever comes of this
+	// The tombstone is left also where the key is another's or none: a copy of the
 	// acquire that arrives later must find it.
 	_, err := d.release(ctx, req.Name, req.Owner, req.TTL, &redisnode.Sends{Before: true})
-	if err != nil {
-		return classify(err)
-	}
-	d.clearDoubt(req.Owner)
-	return nil
+	return classify(err)
 }
 
 // release removes the owner's lock and reports whether it was there.

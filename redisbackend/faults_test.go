@@ -1,0 +1,426 @@
+package redisbackend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"example.com/distlock/driver"
+	"example.com/distlock/internal/testbed"
+)
+
+// The reply to the acquire is lost and the client library asks again on its own:
+// it must not take the lock for another's.
+func TestLostAcquireReplyIsRetried(t *testing.T) {
+	srv := testbed.Redis(t)
+	proxy := srv.Proxy(t)
+	n := open(t, proxy.Addr(), nil)
+	n.must(request("warm up"))
+	req := request("n")
+	before := time.Now()
+	proxy.FailReplies(1)
+	g := n.must(req)
+	left := n.pttl(n.layout.Lock("n"))
+	if !g.From.After(before) || time.Until(g.From.Add(g.TTL)) > left+time.Millisecond {
+		t.Errorf("From %v after the call, but the server keeps the lock for %v only", g.From.Sub(before), left)
+	}
+	if err := g.Lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !n.exists(n.layout.Dead("n", req.Owner)) {
+		t.Error("the first copy may come later, but the release left no tombstone")
+	}
+}
+
+// Without retries the outcome is open. The same owner may ask again, or give up.
+func TestLostAcquireReply(t *testing.T) {
+	srv := testbed.Redis(t)
+	proxy := srv.Proxy(t)
+	n := open(t, proxy.Addr(), nil, noRetries)
+	ctx := t.Context()
+	n.must(request("warm up"))
+	for _, again := range []bool{true, false} {
+		req := request(fmt.Sprint("again=", again))
+		proxy.FailReplies(1)
+		_, err := n.Acquire(ctx, req)
+		wantTransient(t, err)
+		if !again {
+			if err := n.Abandon(ctx, req); err != nil {
+				t.Fatal(err)
+			}
+			n.must(request(req.Name)) // free at once
+			continue
+		}
+		g := n.must(req)
+		if err := g.Lease.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if !n.exists(n.layout.Dead(req.Name, req.Owner)) {
+			t.Error("the first copy may come later, but the release left no tombstone")
+		}
+	}
+	if len(n.doubt) != 0 {
+		t.Errorf("the driver remembers %v", n.doubt)
+	}
+}
+
+func TestLostReleaseReply(t *testing.T) {
+	srv := testbed.Redis(t)
+	proxy := srv.Proxy(t)
+	for _, retries := range []int{-1, 3} {
+		n := open(t, proxy.Addr(), nil, func(o *redis.Options) { o.MaxRetries = retries })
+		g := n.must(request("n"))
+		proxy.FailReplies(1)
+		err := g.Lease.Release(t.Context())
+		if retries < 0 {
+			wantTransient(t, err)
+			err = g.Lease.Release(t.Context())
+		}
+		if err != nil {
+			t.Errorf("retries %d: repeated release: %v, want nil", retries, err)
+		}
+	}
+}
+
+func TestLostRenewReply(t *testing.T) {
+	srv := testbed.Redis(t)
+	proxy := srv.Proxy(t)
+	n := open(t, proxy.Addr(), nil, noRetries)
+	g := n.must(request("n"))
+	n.renew(g.Lease) // the connection for pipelines is there
+	proxy.FailReplies(1)
+	wantTransient(t, n.renew(g.Lease)[0].Err)
+	if c := n.renew(g.Lease)[0]; c.Err != nil {
+		t.Error(c.Err)
+	}
+}
+
+// The client library reads on after the end of a context; our calls do not wait
+// for it, and a request that arrives after its caller gave up takes nothing.
+func TestSilentServer(t *testing.T) {
+	srv := testbed.Redis(t)
+	proxy := srv.Proxy(t)
+	n := open(t, proxy.Addr(), nil, func(o *redis.Options) { o.ReadTimeout = 2 * time.Second; o.MaxRetries = -1 })
+	g := n.must(request("held"))
+	n.renew(g.Lease)
+	proxy.Cut()
+	within := func(what string, call func(ctx context.Context) error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		wantTransient(t, call(ctx))
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("%s took %v", what, d)
+		}
+	}
+	req := request("n")
+	within("Acquire", func(ctx context.Context) error { _, err := n.Acquire(ctx, req); return err })
+	within("Renew", func(ctx context.Context) error { return n.keeper.Renew(ctx, []driver.Kept{g.Lease})[0].Err })
+	within("Release", func(ctx context.Context) error { return g.Lease.Release(ctx) })
+	within("Abandon", func(ctx context.Context) error { return n.Abandon(ctx, req) })
+	within("Capabilities", func(ctx context.Context) error { _, err := n.Capabilities(ctx); return err })
+	within("Hints", func(ctx context.Context) error { _, _, err := n.Hints(ctx, "n"); return err })
+	within("Close", func(ctx context.Context) error { return n.calls.Wait(ctx) })
+	proxy.Heal() // what was held is delivered
+
+	if err := n.Abandon(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	n.must(request("n"))
+	if err := g.Lease.Release(t.Context()); err != nil {
+		t.Errorf("release repeated after an unclear one: %v", err)
+	}
+}
+
+func TestNoServer(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.Close()
+	n := open(t, ln.Addr().String(), nil, noRetries)
+	_, err = n.Capabilities(t.Context())
+	wantTransient(t, err)
+	_, err = n.Acquire(t.Context(), request("n"))
+	wantTransient(t, err)
+}
+
+func TestClientClosedByItsOwner(t *testing.T) {
+	c := redis.NewClient(&redis.Options{Addr: testbed.Redis(t).Addr()})
+	d, err := newDriver(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close(t.Context())
+	c.Close()
+	_, err = d.Acquire(t.Context(), request("n"))
+	wantPermanent(t, err)
+}
+
+// probe asks a server with this client and wants a permanent error with all texts.
+func probe(t *testing.T, addr string, tweak func(*redis.Options), texts ...string) {
+	t.Helper()
+	n := open(t, addr, nil, func(o *redis.Options) {
+		if tweak != nil {
+			tweak(o)
+		}
+	})
+	_, err := n.Capabilities(t.Context())
+	wantPermanent(t, err)
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("error %q does not say %q", err, text)
+		}
+	}
+}
+
+func TestReplica(t *testing.T) {
+	_, replica := testbed.RedisPair(t)
+	probe(t, replica.Addr(), nil, "replica of")
+	// Without the probe, as after a demotion: not an answer about the lock.
+	n := open(t, replica.Addr(), nil, noRetries)
+	_, err := n.Acquire(t.Context(), request("n"))
+	wantTransient(t, err)
+}
+
+func TestDemotionWhileHeld(t *testing.T) {
+	srv := testbed.Redis(t, testbed.Own())
+	n := open(t, srv.Addr(), nil, noRetries)
+	g := n.must(request("n"))
+	if err := n.raw.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	wantTransient(t, n.renew(g.Lease)[0].Err)
+	wantTransient(t, g.Lease.Release(t.Context()))
+	if err := n.raw.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if c := n.renew(g.Lease)[0]; c.Err != nil {
+		t.Error(c.Err)
+	}
+}
+
+func TestPassword(t *testing.T) {
+	srv := testbed.Redis(t, testbed.RedisArgs("--requirepass", "secret"))
+	probe(t, srv.Addr(), nil, "NOAUTH")
+	probe(t, srv.Addr(), func(o *redis.Options) { o.Password = "wrong" }, "WRONGPASS")
+	c := redis.NewClient(&redis.Options{Addr: srv.Addr(), Password: "secret"})
+	defer c.Close()
+	d, err := newDriver(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Capabilities(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPermissions(t *testing.T) {
+	srv := testbed.Redis(t)
+	admin := redis.NewClient(&redis.Options{Addr: srv.Addr()})
+	defer admin.Close()
+	user := func(name string, rules ...any) func(*redis.Options) {
+		t.Helper()
+		args := append([]any{"ACL", "SETUSER", name, "reset", "on", ">pw"}, rules...)
+		if err := admin.Do(t.Context(), args...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { admin.Do(context.Background(), "ACL", "DELUSER", name) })
+		return func(o *redis.Options) { o.Username, o.Password = name, "pw"; o.MaxRetries = -1 }
+	}
+	probe(t, srv.Addr(), user("noscripts", "~*", "&*", "+@all", "-@scripting"), "NOPERM", "permission")
+	probe(t, srv.Addr(), user("nokeys", "~other:*", "&*", "+@all"), "permission")
+	probe(t, srv.Addr(), user("nowrites", "~*", "&*", "+@all", "-set"), "permission")
+
+	// A permission that only a script needs is a permanent error there, too.
+	n := open(t, srv.Addr(), nil, user("notime", "~*", "&*", "+@all", "-time"))
+	_, err := n.Acquire(t.Context(), request("n"))
+	wantPermanent(t, err)
+
+	// Just what the documentation asks for; no INFO costs a warning.
+	var log logRecorder
+	n = open(t, srv.Addr(), &Options{Prefix: "t-acl", Logger: slog.New(&log)},
+		user("enough", "~t-acl:*", "&t-acl:*", "+eval", "+evalsha", "+get", "+set", "+del", "+exists", "+pttl", "+pexpire", "+time",
+			"+publish", "+subscribe", "+unsubscribe", "+hello", "+client|setinfo"))
+	if _, err := n.Capabilities(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(log.text(), "INFO") {
+		t.Errorf("logged %q, want a warning about INFO", log.text())
+	}
+	g := n.must(request("n"))
+	if c := n.renew(g.Lease)[0]; c.Err != nil {
+		t.Error(c.Err)
+	}
+	if err := g.Lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := n.Abandon(t.Context(), request("n")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestScriptsNotThere(t *testing.T) {
+	srv := testbed.Redis(t, testbed.RedisArgs("--rename-command", "EVALSHA", "", "--rename-command", "EVAL", ""))
+	probe(t, srv.Addr(), nil, "does not run scripts")
+}
+
+func TestPrefixOfAnotherVersion(t *testing.T) {
+	n := open(t, testbed.Redis(t).Addr(), nil)
+	n.set(n.layout.Version(), "redis 2")
+	_, err := n.Capabilities(t.Context())
+	wantPermanent(t, err)
+	if !strings.Contains(err.Error(), `"redis 2"`) || !strings.Contains(err.Error(), n.layout.Version()) {
+		t.Errorf("error %q names neither the other version nor the key", err)
+	}
+	if v := n.raw.Get(t.Context(), n.layout.Version()).Val(); v != "redis 2" {
+		t.Errorf("the version key became %q", v)
+	}
+	n.raw.Del(t.Context(), n.layout.Version())
+	n.raw.HSet(t.Context(), n.layout.Version(), "a", "b")
+	_, err = n.Capabilities(t.Context())
+	wantPermanent(t, err)
+}
+
+func TestEvictionIsWarnedOf(t *testing.T) {
+	srv := testbed.Redis(t, testbed.RedisArgs("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"))
+	var log logRecorder
+	n := open(t, srv.Addr(), &Options{Logger: slog.New(&log)})
+	if _, err := n.Capabilities(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(log.text(), "allkeys-lru") {
+		t.Errorf("logged %q, want a warning about eviction", log.text())
+	}
+}
+
+func TestClusterNodeNeedsAClusterClient(t *testing.T) {
+	srv := testbed.Redis(t, testbed.RedisArgs("--cluster-enabled", "yes", "--cluster-port", "0"))
+	probe(t, srv.Addr(), nil, "redis.ClusterClient")
+}
+
+func TestOldServer(t *testing.T) {
+	f := newFake(t, func(args []string) string {
+		if args[0] == "INFO" {
+			return bulk("# Server\r\nredis_version:6.0.16\r\nrole:master\r\n")
+		}
+		return "+OK\r\n"
+	})
+	probe(t, f.addr(), nil, "6.0.16", "6.2 or newer")
+}
+
+// A slot that moves: the client follows some redirections, and what is beyond its
+// budget is tried again later, since it says nothing about the lock.
+func TestRedirections(t *testing.T) {
+	var left atomic.Int64 // redirections to give
+	var kind atomic.Value
+	kind.Store("MOVED")
+	var f *fake
+	f = newFake(t, func(args []string) string {
+		host, port, _ := net.SplitHostPort(f.addr())
+		switch args[0] {
+		case "CLUSTER":
+			return fmt.Sprintf("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n%s:%s\r\n", bulk(host), port)
+		case "EVAL", "EVALSHA":
+			if left.Add(-1) >= 0 {
+				return fmt.Sprintf("-%s 1 %s\r\n", kind.Load(), f.addr())
+			}
+			if strings.Contains(args[3], ":lock:") && args[2] == "3" {
+				return "*2\r\n" + bulk("granted") + bulk("7")
+			}
+			return ":1\r\n"
+		case "COMMAND":
+			return "*0\r\n"
+		}
+		return "+OK\r\n"
+	})
+	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{f.addr()}, MaxRedirects: 3,
+		MinRetryBackoff: time.Millisecond, MaxRetryBackoff: 2 * time.Millisecond})
+	defer c.Close()
+	d, err := newDriver(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close(t.Context())
+	for _, k := range []string{"MOVED", "ASK"} {
+		kind.Store(k)
+		left.Store(2)
+		g, err := d.Acquire(t.Context(), request("n"))
+		if err != nil {
+			t.Fatalf("%s: acquire over two redirections: %v", k, err)
+		}
+		renew := func() error { return d.keeper.Renew(t.Context(), []driver.Kept{g.Lease})[0].Err }
+		left.Store(2)
+		if err := renew(); err != nil {
+			t.Errorf("%s: renewal over two redirections: %v", k, err)
+		}
+		left.Store(1000)
+		_, err = d.Acquire(t.Context(), request("n"))
+		wantTransient(t, err)
+		wantTransient(t, renew())
+		wantTransient(t, g.Lease.Release(t.Context()))
+		left.Store(0)
+		if err := renew(); err != nil {
+			t.Errorf("%s: renewal afterwards: %v", k, err)
+		}
+		if err := g.Lease.Release(t.Context()); err != nil {
+			t.Errorf("%s: release afterwards: %v", k, err)
+		}
+	}
+}
+
+func TestReplicaAck(t *testing.T) {
+	primary, replica := testbed.RedisPair(t, testbed.Own())
+	ctx := t.Context()
+	n := open(t, primary.Addr(), &Options{ReplicaAck: ReplicaAck{N: 1, Timeout: 200 * time.Millisecond}})
+	g := n.must(request("n"))
+	if c := n.renew(g.Lease)[0]; c.Err != nil {
+		t.Fatal(c.Err)
+	}
+	r := redis.NewClient(&redis.Options{Addr: replica.Addr()})
+	defer r.Close()
+	if v := r.Get(ctx, n.layout.Lock("n")).Val(); v == "" {
+		t.Error("the acquire was confirmed, but the replica does not have it")
+	}
+
+	replica.Link().Cut()
+	var unacked *errUnacked
+	c := n.renew(g.Lease)[0]
+	if !errors.As(c.Err, &unacked) || !c.From.IsZero() {
+		t.Errorf("renewal without a replica: %+v, want an errUnacked", c)
+	}
+	req := request("m")
+	if _, err := n.Acquire(ctx, req); !errors.As(err, &unacked) {
+		t.Errorf("acquire without a replica: %v, want an errUnacked", err)
+	}
+	// The same again, of which the server need not store anything.
+	if _, err := n.Acquire(ctx, req); !errors.As(err, &unacked) {
+		t.Errorf("repeated acquire without a replica: %v, want an errUnacked", err)
+	}
+	if err := n.Abandon(ctx, req); err != nil {
+		t.Error(err)
+	}
+	if n.exists(n.layout.Lock("m")) {
+		t.Error("the unconfirmed lock is still there")
+	}
+	if err := g.Lease.Release(ctx); err != nil {
+		t.Errorf("release without a replica: %v", err)
+	}
+	two := open(t, primary.Addr(), &Options{ReplicaAck: ReplicaAck{N: 2, Timeout: 50 * time.Millisecond}})
+	replica.Link().Heal()
+	if _, err := two.Acquire(ctx, request("n")); !errors.As(err, &unacked) {
+		t.Errorf("two replicas asked for, one there: %v, want an errUnacked", err)
+	}
+}
