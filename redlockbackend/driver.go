@@ -1,0 +1,660 @@
+package redlockbackend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"example.com/distlock/driver"
+	"example.com/distlock/internal/redisnode"
+)
+
+// Limits of TTLs. An attempt takes one or two round trips to the slower half of
+// the nodes, and 2 ms and a hundredth of the TTL are allowed for drift: below
+// 100 ms little is left. The upper end is redisbackend's.
+const (
+	minTTL = 100 * time.Millisecond
+	maxTTL = 10 * 365 * 24 * time.Hour
+)
+
+// maxNumber is the end of what Lua counts exactly: the year 4824.
+const maxNumber = 1 << 53
+
+// redlockDriver implements driver.Driver and driver.Hinter.
+type redlockDriver struct {
+	nodes  []*node
+	quorum int
+	layout redisnode.Layout
+	opt    Options
+	keeper *keeper
+	hints  *hints
+
+	tries atomic.Uint64                    // of all owners
+	seen  [redisnode.Buckets]atomic.Uint64 // largest counter seen, by bucket
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	twice  error // two clients reach one server
+}
+
+var (
+	_ driver.Driver = (*redlockDriver)(nil)
+	_ driver.Hinter = (*redlockDriver)(nil)
+)
+
+func makeDriver(clients []redis.UniversalClient, opt Options) *redlockDriver {
+	d := &redlockDriver{
+		quorum: quorum(len(clients)),
+		layout: redisnode.Layout{Prefix: opt.Prefix},
+		opt:    opt,
+	}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	for i, c := range clients {
+		d.nodes = append(d.nodes, newNode(i, c))
+	}
+	d.keeper = &keeper{d}
+	d.hints = newHints(d)
+	return d
+}
+
+// goes runs fn in a goroutine that Close waits for. It reports false, and does
+// not run fn, after Close.
+func (d *redlockDriver) goes(fn func()) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return false
+	}
+	d.wg.Go(fn)
+	return true
+}
+
+// usable returns why nothing can be locked at all, or nil.
+func (d *redlockDriver) usable() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return &driver.PermanentError{Err: errClosed}
+	}
+	return d.twice
+}
+
+// timeout is how long an attempt waits for a node.
+func (d *redlockDriver) timeout(ttl time.Duration) time.Duration {
+	return min(d.opt.NodeTimeout, ttl/4)
+}
+
+func (d *redlockDriver) Capabilities(ctx context.Context) (driver.Capabilities, error) {
+	if err := d.probe(ctx); err != nil {
+		return driver.Capabilities{}, err
+	}
+	return driver.Capabilities{
+		Backend:    "redlock",
+		Fencing:    true,
+		Replicated: true,
+		LockTTL:    true,
+		Push:       true,
+		MinTTL:     minTTL,
+		MaxTTL:     maxTTL,
+		TTLQuantum: time.Millisecond,
+		NumberKind: "hybrid clock of a majority (10 µs)",
+	}, nil
+}
+
+// probe asks all nodes, and returns when a majority is fit and the others have
+// had their time. The nodes that have not answered are probed at their next use.
+func (d *redlockDriver) probe(ctx context.Context) error {
+	// The first connection may take longer than a request: name resolution, TLS.
+	answers := ask(d, d.nodes, max(d.opt.NodeTimeout, time.Second), func(ctx context.Context, n *node) (struct{}, error) {
+		return struct{}{}, d.ready(ctx, n)
+	})
+	patience := time.NewTimer(d.opt.NodeTimeout)
+	defer patience.Stop()
+	fit, patient := 0, true
+	var failed []NodeError
+	open := slices.Clone(d.nodes)
+	for len(open) > 0 && (patient || fit < d.quorum) {
+		select {
+		case a := <-answers:
+			open = without(open, a.node)
+			if a.err == nil {
+				fit++
+			} else {
+				failed = append(failed, nodeError(a.node, a.err))
+			}
+		case <-patience.C:
+			patient = false
+		case <-ctx.Done():
+			return d.interrupted(ctx, "probe", fit, 0, failed, open)
+		}
+	}
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if fit < d.quorum {
+		return d.noQuorum("probe", fit, 0, failed)
+	}
+	for _, f := range failed {
+		d.opt.Logger.WarnContext(ctx, "distlock: redlock: "+f.Error())
+	}
+	return nil
+}
+
+// interrupted is the error of a round that ctx has ended: it matches ctx's cause
+// and names the nodes that had not answered.
+func (d *redlockDriver) interrupted(ctx context.Context, op string, agreed, refused int, failed []NodeError, open []*node) error {
+	for _, n := range open {
+		failed = append(failed, NodeError{Index: n.index, Node: n.name, Err: errors.New("no answer yet")})
+	}
+	return fmt.Errorf("%w: %w", context.Cause(ctx), d.noQuorum(op, agreed, refused, failed))
+}
+
+func without(nodes []*node, n *node) []*node {
+	return slices.DeleteFunc(nodes, func(o *node) bool { return o == n })
+}
+
+// errOvertaken: a majority granted the lock, but other attempts in its bucket
+// raised the counters between this one's rounds.
+var errOvertaken = errors.New("other attempts raised the numbers meanwhile")
+
+func (d *redlockDriver) Acquire(ctx context.Context, req driver.Request) (driver.Grant, error) {
+	// Who is overtaken has a majority and needs only a better number. A new try
+	// has one: it has learned the counters, and keeps the nodes.
+	const tries = 3
+	for i := 1; ; i++ {
+		if err := d.usable(); err != nil {
+			return driver.Grant{}, err
+		}
+		l := &lease{d: d, req: req, try: d.tries.Add(1), state: make([]nodeState, len(d.nodes))}
+		g, err := l.acquire(ctx)
+		if err == nil {
+			return g, nil
+		}
+		if errors.Is(err, errOvertaken) && i < tries && ctx.Err() == nil {
+			continue
+		}
+		if ctx.Err() == nil {
+			l.undo(ctx)
+		}
+		return driver.Grant{}, err
+	}
+}
+
+// propose returns the number for a first round.
+func (d *redlockDriver) propose(name string) uint64 {
+	return max(d.seen[redisnode.Bucket(name)].Load()+1, uint64(time.Now().UnixMicro()/10))
+}
+
+// saw remembers a counter.
+func (d *redlockDriver) saw(name string, counter uint64) {
+	seen := &d.seen[redisnode.Bucket(name)]
+	for old := seen.Load(); old < counter && !seen.CompareAndSwap(old, counter); old = seen.Load() {
+	}
+}
+
+// tally counts the answers of a round.
+type tally struct {
+	accepted, granted []*node // the accepted are granted, too
+	held, behind      int
+	holders           map[string]int // nodes by owner
+	left              []int64        // PTTLs of those
+	counter           uint64         // largest reported by nodes that granted
+	failed            []NodeError
+	open              []*node // have not answered
+}
+
+func (t *tally) add(a answer[vote]) {
+	t.open = without(t.open, a.node)
+	if a.err != nil {
+		t.failed = append(t.failed, nodeError(a.node, a.err))
+		return
+	}
+	switch a.value.verdict {
+	case accepted:
+		t.accepted = append(t.accepted, a.node)
+		fallthrough
+	case granted:
+		t.granted = append(t.granted, a.node)
+		t.counter = max(t.counter, a.value.counter)
+	case held:
+		t.held++
+		if t.holders == nil {
+			t.holders = make(map[string]int)
+		}
+		t.holders[a.value.holder]++
+		t.left = append(t.left, a.value.left)
+	case lost:
+		t.held++
+	case behind:
+		t.behind++
+	default: // dead
+		t.failed = append(t.failed, NodeError{Index: a.node.index, Node: a.node.name, Err: errors.New("this attempt was given up before it arrived")})
+	}
+}
+
+// holder reports whether another owner is known to have a majority.
+func (t *tally) holder(quorum int) bool {
+	for _, n := range t.holders {
+		if n >= quorum {
+			return true
+		}
+	}
+	return false
+}
+
+// remaining is when a majority will be free, if nobody renews: 0 if unknown. If
+// no owner has a majority, contenders have shared the nodes out among themselves
+// and are about to undo that, so no TTL says anything.
+func (t *tally) remaining(quorum int) time.Duration {
+	if !t.holder(quorum) {
+		return 0
+	}
+	left := slices.Clone(t.left)
+	for i, ms := range left {
+		if ms < 0 { // without expiry
+			left[i] = int64(^uint64(0) >> 1)
+		}
+	}
+	slices.Sort(left)
+	need := quorum - len(t.granted)
+	if need > len(left) || left[need-1] > maxTTL.Milliseconds() {
+		return 0
+	}
+	return time.Duration(max(left[need-1], 1)) * time.Millisecond
+}
+
+// A lease is one try to take a lock, and what became of it on each node.
+type lease struct {
+	d      *redlockDriver
+	req    driver.Request
+	try    uint64
+	number uint64
+
+	mu    sync.Mutex
+	state []nodeState
+	ended bool // nothing more is sent that could take the lock on a node
+}
+
+// nodeState is what is known about one node.
+type nodeState struct {
+	has   has
+	asked bool // to release, but no answer came
+	gone  gone
+}
+
+type has uint8 // does the node have the lock for this try?
+
+const (
+	hasNot has = iota // no, and nothing is on its way that could change that
+	hasIt             // yes
+	unsure            // a request is on its way, or no answer came
+)
+
+type gone uint8 // what the node said to a release
+
+const (
+	notAsked gone = iota
+	removed
+	absent
+)
+
+func (l *lease) Keeper() driver.Keeper { return l.d.keeper }
+
+// acquire makes the one or two rounds of this try.
+func (l *lease) acquire(ctx context.Context) (driver.Grant, error) {
+	d, ttl := l.d, l.req.TTL
+	start := time.Now()
+	number := d.propose(l.req.Name)
+	if number >= maxNumber {
+		return driver.Grant{}, l.exhausted(number)
+	}
+	t := &tally{open: slices.Clone(d.nodes)}
+	answers := ask(d, d.nodes, d.timeout(ttl), func(ctx context.Context, n *node) (vote, error) {
+		return l.acquireOn(ctx, n, number)
+	})
+	if err := l.firstRound(ctx, start, t, answers); err != nil {
+		return driver.Grant{}, err
+	}
+	if len(t.accepted) < d.quorum {
+		number = t.counter + 1
+		if number >= maxNumber {
+			return driver.Grant{}, l.exhausted(number)
+		}
+		if err := l.secondRound(ctx, number, t.granted); err != nil {
+			return driver.Grant{}, err
+		}
+	}
+	d.saw(l.req.Name, number)
+	if took := time.Since(start); validity(ttl, took) <= 0 {
+		return driver.Grant{}, fmt.Errorf("a majority agreed, but after %v nothing is left of the TTL of %v", took, ttl)
+	}
+	l.number = number
+	return driver.Grant{Lease: l, Number: number, From: start, TTL: ttl}, nil
+}
+
+func (l *lease) exhausted(number uint64) error {
+	return &driver.PermanentError{Err: fmt.Errorf("the counter of bucket %d is at its end (%d): a node or a client once had a clock millennia ahead", redisnode.Bucket(l.req.Name), number)}
+}
+
+// firstRound listens until a majority has granted the lock, and accepted its
+// number or is not going to, or until it is certain that none will. An error
+// matches driver.ErrHeld if others have so many nodes that no majority is left.
+func (l *lease) firstRound(ctx context.Context, start time.Time, t *tally, answers <-chan answer[vote]) error {
+	d := l.d
+	spare := len(d.nodes) - d.quorum // nodes that are not needed
+	// A node whose clock differs grants without accepting. While the others can
+	// still make a majority that accepts, waiting for them is cheaper than a
+	// second round; but not for a dead node, so wait as long as it took so far.
+	var grace <-chan time.Time
+	for len(t.open) > 0 {
+		if len(t.accepted) >= d.quorum {
+			return nil
+		}
+		if len(t.granted) >= d.quorum {
+			if len(t.accepted)+len(t.open) < d.quorum {
+				return nil
+			}
+			if grace == nil {
+				timer := time.NewTimer(time.Since(start))
+				defer timer.Stop()
+				grace = timer.C
+			}
+		}
+		// Certain failure. Who shares the nodes with several others learns from the
+		// rest whether one of them has a majority.
+		if len(t.granted)+len(t.open) < d.quorum && (t.holder(d.quorum) || t.held+len(t.open) <= spare) {
+			break
+		}
+		select {
+		case a := <-answers:
+			t.add(a)
+		case <-grace:
+			return nil
+		case <-ctx.Done():
+			return d.interrupted(ctx, "acquire", len(t.granted), t.held, t.failed, t.open)
+		}
+	}
+	switch {
+	case len(t.granted) >= d.quorum:
+		return nil
+	case t.held > spare:
+		return &driver.HeldError{Remaining: t.remaining(d.quorum), Waiters: -1}
+	}
+	return d.noQuorum("acquire", len(t.granted), t.held, t.failed)
+}
+
+// secondRound asks those that granted the lock to accept number.
+func (l *lease) secondRound(ctx context.Context, number uint64, nodes []*node) error {
+	d := l.d
+	t := &tally{open: slices.Clone(nodes)}
+	answers := ask(d, nodes, d.timeout(l.req.TTL), func(ctx context.Context, n *node) (vote, error) {
+		return l.acceptOn(ctx, n, number)
+	})
+	for len(t.accepted) < d.quorum && len(t.accepted)+len(t.open) >= d.quorum {
+		select {
+		case a := <-answers:
+			t.add(a)
+		case <-ctx.Done():
+			return d.interrupted(ctx, "agree on a number", len(t.accepted), t.held, t.failed, t.open)
+		}
+	}
+	switch {
+	case len(t.accepted) >= d.quorum:
+		return nil
+	case t.behind > 0:
+		return fmt.Errorf("%w: %w", errOvertaken, d.noQuorum("agree on a number", len(t.accepted), t.held+t.behind, t.failed))
+	}
+	return d.noQuorum("agree on a number", len(t.accepted), t.held, t.failed)
+}
+
+func (l *lease) acquireOn(ctx context.Context, n *node, number uint64) (vote, error) {
+	d := l.d
+	if err := d.ready(ctx, n); err != nil {
+		return vote{}, err
+	}
+	if !l.sending(n) {
+		return vote{}, errors.New("the attempt has ended")
+	}
+	sends := new(redisnode.Sends)
+	reply, err := acquireScript.Run(ctx, n.c,
+		[]string{d.layout.Lock(l.req.Name), d.layout.Clock(l.req.Name), d.layout.Dead(l.req.Name, l.req.Owner)},
+		l.req.Owner, l.try, number, l.req.TTL.Milliseconds(), l.req.Metadata, sends)
+	if redisnode.WrongType(err) {
+		l.answered(n, hasNot)
+		return vote{}, redisnode.Conflict(d.layout.Lock(l.req.Name))
+	}
+	if err != nil {
+		return vote{}, err
+	}
+	v, err := parseVote(reply)
+	switch {
+	case err != nil || v.verdict == held || v.verdict == dead:
+		l.answered(n, hasNot)
+	case !sends.Doubt():
+		l.answered(n, hasIt)
+	}
+	d.saw(l.req.Name, v.counter)
+	return v, err
+}
+
+func (l *lease) acceptOn(ctx context.Context, n *node, number uint64) (vote, error) {
+	d := l.d
+	reply, err := acceptScript.Run(ctx, n.c, []string{d.layout.Lock(l.req.Name), d.layout.Clock(l.req.Name)},
+		l.req.Owner, l.try, number)
+	if err != nil {
+		return vote{}, err
+	}
+	v, err := parseVote(reply)
+	d.saw(l.req.Name, v.counter)
+	return v, err
+}
+
+// sending notes that a request that can take the lock goes to n now. It reports
+// false if it must not.
+func (l *lease) sending(n *node) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return false
+	}
+	l.state[n.index].has = unsure
+	return true
+}
+
+func (l *lease) answered(n *node, h has) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state[n.index].has = h
+}
+
+// end stops what could still take the lock on a node, and returns the nodes that
+// have to be asked to remove it: those that have it, and those that may.
+func (l *lease) end() (sure, maybe []*node) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = true
+	for i := range l.state {
+		switch s := &l.state[i]; {
+		case s.gone != notAsked:
+		case s.has == hasIt:
+			sure = append(sure, l.d.nodes[i])
+		case s.has == unsure || s.asked:
+			maybe = append(maybe, l.d.nodes[i])
+		default:
+			s.gone = absent
+		}
+	}
+	return sure, maybe
+}
+
+// undo removes what a failed try has left. It waits for the nodes that surely
+// have something; the others are asked in the background.
+func (l *lease) undo(ctx context.Context) {
+	sure, maybe := l.end()
+	timeout := l.d.timeout(l.req.TTL)
+	ask(l.d, maybe, timeout, l.releaseOn)
+	answers := ask(l.d, sure, timeout, l.releaseOn)
+	for range sure {
+		select {
+		case <-answers:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// releaseOn removes the lock from one node, in the background if it has to be.
+func (l *lease) releaseOn(ctx context.Context, n *node) (bool, error) {
+	l.mu.Lock()
+	s := &l.state[n.index]
+	again, doubt := s.asked, s.has == unsure
+	s.asked = true
+	l.mu.Unlock()
+	was, copies, err := l.d.release(ctx, n, l.req, l.try, doubt)
+	if err != nil {
+		return false, err
+	}
+	was = was || again || copies // an earlier request removed it, and its answer was lost
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.gone == notAsked {
+		s.gone = absent
+		if was {
+			s.gone = removed
+		}
+	}
+	return was, nil
+}
+
+// release asks one node to remove what req.Owner's tries up to this one have
+// there. What it does not answer to is tried again until the TTL is over.
+func (d *redlockDriver) release(ctx context.Context, n *node, req driver.Request, try uint64, doubt bool) (was, copies bool, err error) {
+	call := func(sends *redisnode.Sends) redisnode.Call {
+		return redisnode.Call{
+			Script: releaseScript,
+			Keys:   []string{d.layout.Lock(req.Name), d.layout.Dead(req.Name, req.Owner)},
+			Args:   []any{req.Owner, try, sends, req.TTL.Milliseconds(), d.layout.Hints(req.Name), req.Name},
+		}
+	}
+	sends := &redisnode.Sends{Before: doubt}
+	c := call(sends)
+	reply, err := c.Script.Run(ctx, n.c, c.Keys, c.Args...)
+	if redisnode.WrongType(err) { // somebody else's data: ours is gone
+		return false, false, nil
+	}
+	if err == nil {
+		was, err = parseCount(reply)
+	}
+	if err != nil {
+		d.cleanLater(n, c.Keys[1], call(&redisnode.Sends{Before: true}), req.TTL)
+		return false, false, err
+	}
+	return was, sends.Count > 1, nil
+}
+
+// Release removes the lock everywhere, and returns as soon as the answer is
+// certain: a majority that had it makes it nil, so many that did not that no
+// majority had it make it ErrNotHeld.
+func (l *lease) Release(ctx context.Context) error {
+	d := l.d
+	sure, maybe := l.end()
+	open := append(sure, maybe...)
+	answers := ask(d, open, d.timeout(l.req.TTL), l.releaseOn)
+	open = slices.Clone(open)
+	var failed []NodeError
+	for {
+		had, not := l.counts()
+		switch {
+		case had >= d.quorum:
+			return nil
+		case not > len(d.nodes)-d.quorum:
+			return driver.ErrNotHeld
+		case len(open) == 0:
+			return d.noQuorum("release", had, not, failed)
+		}
+		select {
+		case a := <-answers:
+			open = without(open, a.node)
+			if a.err != nil {
+				failed = append(failed, nodeError(a.node, a.err))
+			}
+		case <-ctx.Done():
+			return d.interrupted(ctx, "release", had, not, failed, open)
+		}
+	}
+}
+
+func (l *lease) counts() (had, not int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.state {
+		switch s.gone {
+		case removed:
+			had++
+		case absent:
+			not++
+		}
+	}
+	return had, not
+}
+
+// Abandon removes all tries of req.Owner and keeps late ones out. A majority
+// without them is enough, since a lock needs one; the other nodes are cleaned in
+// the background.
+func (d *redlockDriver) Abandon(ctx context.Context, req driver.Request) error {
+	try := d.tries.Add(1) // later than all of this owner
+	answers := ask(d, d.nodes, d.timeout(req.TTL), func(ctx context.Context, n *node) (bool, error) {
+		was, _, err := d.release(ctx, n, req, try, true)
+		return was, err
+	})
+	done := 0
+	var failed []NodeError
+	open := slices.Clone(d.nodes)
+	for len(open) > 0 {
+		select {
+		case a := <-answers:
+			open = without(open, a.node)
+			if a.err == nil {
+				done++
+			} else {
+				failed = append(failed, nodeError(a.node, a.err))
+			}
+		case <-ctx.Done():
+			return d.interrupted(ctx, "abandon", done, 0, failed, open)
+		}
+	}
+	if done < d.quorum {
+		return d.noQuorum("abandon", done, 0, failed)
+	}
+	return nil
+}
+
+// Close ends the subscriptions and waits for requests that nobody waits for any
+// more. It leaves the clients open.
+func (d *redlockDriver) Close(ctx context.Context) error {
+	d.mu.Lock()
+	d.closed = true
+	d.mu.Unlock()
+	d.cancel()
+	done := make(chan struct{})
+	go func() {
+		d.wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,252 @@
+package redlockbackend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"example.com/distlock/driver"
+	"example.com/distlock/internal/redisnode"
+)
+
+// maxLate bounds the requests to one node that nobody waits for any more but
+// that the client library has not given up: a node that swallows requests gets
+// no more of them until some have ended.
+const maxLate = 32
+
+// node is one of the independent servers.
+type node struct {
+	index int
+	name  string // "node 2 (127.0.0.1:6379)"
+	c     redis.UniversalClient
+	late  atomic.Int32
+	clean cleaner
+
+	mu    sync.Mutex
+	runID string // of the server that was probed; "" before
+}
+
+func newNode(i int, c redis.UniversalClient) *node {
+	addr := ""
+	if o, ok := c.(interface{ Options() *redis.Options }); ok {
+		addr = " (" + o.Options().Addr + ")"
+	}
+	return &node{index: i, name: fmt.Sprintf("node %d%s", i+1, addr), c: c}
+}
+
+// errNoAnswer is a node that took longer than its timeout.
+type errNoAnswer struct{ within time.Duration }
+
+func (e *errNoAnswer) Error() string { return fmt.Sprintf("no answer within %v", e.within) }
+func (e *errNoAnswer) Timeout() bool { return true }
+
+var errClosed = errors.New("the driver is closed")
+
+// answer is what one node said in a round.
+type answer[T any] struct {
+	node  *node
+	value T
+	err   error
+}
+
+// ask sends a request to each of nodes at the same time. Each answers exactly
+// once on the channel, at the latest after timeout, with an error then. fn runs in
+// a goroutine of its own and goes on if it is late: the client library can be
+// slower than any context to give up. What late requests bring is for fn to deal
+// with. The caller may stop listening at any time.
+func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(context.Context, *node) (T, error)) <-chan answer[T] {
+	out := make(chan answer[T], len(nodes))
+	ctx, cancel := context.WithTimeout(d.ctx, timeout)
+	told := make([]atomic.Bool, len(nodes)) // the answer was sent
+	var running atomic.Int32
+	running.Store(int32(len(nodes)))
+	timer := time.AfterFunc(timeout, func() {
+		for i, n := range nodes {
+			if told[i].CompareAndSwap(false, true) {
+				n.late.Add(1)
+				out <- answer[T]{node: n, err: &errNoAnswer{timeout}}
+			}
+		}
+	})
+	ended := func() {
+		if running.Add(-1) == 0 {
+			timer.Stop()
+			cancel()
+		}
+	}
+	for i, n := range nodes {
+		run := func() {
+			defer ended()
+			value, err := fn(ctx, n)
+			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+				err = &errNoAnswer{timeout}
+			}
+			if told[i].CompareAndSwap(false, true) {
+				out <- answer[T]{n, value, err}
+			} else {
+				n.late.Add(-1)
+			}
+		}
+		var refusal error
+		if n.late.Load() >= maxLate {
+			refusal = fmt.Errorf("%d requests are without an answer", maxLate)
+		} else if !d.goes(run) {
+			refusal = errClosed
+		}
+		if refusal != nil {
+			if told[i].CompareAndSwap(false, true) {
+				out <- answer[T]{node: n, err: refusal}
+			} else {
+				n.late.Add(-1)
+			}
+			ended()
+		}
+	}
+	return out
+}
+
+// ready probes the server at its first use, and finds a server that stands behind
+// two clients: it would vote twice.
+func (d *redlockDriver) ready(ctx context.Context, n *node) error {
+	n.mu.Lock()
+	known := n.runID != ""
+	n.mu.Unlock()
+	if known {
+		return nil
+	}
+	report, err := redisnode.Probe(ctx, n.c, d.layout, wire)
+	if err != nil {
+		return err
+	}
+	id := "unknown"
+	if info, err := n.c.Info(ctx, "server").Result(); err == nil {
+		for line := range strings.Lines(info) {
+			if v, ok := strings.CutPrefix(line, "run_id:"); ok {
+				id = strings.TrimSpace(v)
+			}
+		}
+	}
+	for _, w := range report.Warnings {
+		d.opt.Logger.WarnContext(ctx, "distlock: redlock: "+n.name+": "+w)
+	}
+	return d.admit(n, id)
+}
+
+// admit remembers which server n is.
+func (d *redlockDriver) admit(n *node, id string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.opt.AllowSameServer && id != "unknown" {
+		for _, o := range d.nodes {
+			o.mu.Lock()
+			same := o != n && o.runID == id
+			o.mu.Unlock()
+			if same {
+				first, second := o, n
+				if n.index < o.index {
+					first, second = n, o
+				}
+				d.twice = &driver.PermanentError{Err: fmt.Errorf("%s and %s are the same server (run_id %s): each node must be a server of its own", first.name, second.name, id)}
+				return d.twice
+			}
+		}
+	}
+	n.mu.Lock()
+	n.runID = id
+	n.mu.Unlock()
+	return nil
+}
+
+// A cleaner removes what could not be removed from one node at once, until it is
+// done or the TTL has done it. Its goroutine runs only while there is something.
+type cleaner struct {
+	mu      sync.Mutex
+	items   map[string]cleanup // by tombstone key, which is the owner's alone
+	running bool
+}
+
+type cleanup struct {
+	call  redisnode.Call
+	until time.Time
+}
+
+// maxCleanups bounds the memory for a node that is down for long; what is beyond
+// it ends with its TTL.
+const maxCleanups = 10_000
+
+func (d *redlockDriver) cleanLater(n *node, key string, call redisnode.Call, ttl time.Duration) {
+	c := &n.clean
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.items) >= maxCleanups {
+		return
+	}
+	if c.items == nil {
+		c.items = make(map[string]cleanup)
+	}
+	c.items[key] = cleanup{call, time.Now().Add(ttl)}
+	if !c.running {
+		c.running = d.goes(func() { d.cleanLoop(n) })
+	}
+}
+
+func (d *redlockDriver) cleanLoop(n *node) {
+	const first, last = 20 * time.Millisecond, time.Second
+	for pause := first; ; pause = min(2*pause, last) {
+		timer := time.NewTimer(pause)
+		select {
+		case <-d.ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		keys, calls := n.clean.some()
+		if len(keys) == 0 {
+			return
+		}
+		a := <-ask(d, []*node{n}, d.opt.NodeTimeout, func(ctx context.Context, n *node) ([]redisnode.Reply, error) {
+			return redisnode.RunAll(ctx, n.c, calls, nil), nil
+		})
+		if a.err != nil {
+			continue
+		}
+		for i, r := range a.value {
+			if r.Err == nil || redisnode.WrongType(r.Err) {
+				n.clean.done(keys[i], calls[i])
+				pause = 0 // it answers again
+			}
+		}
+	}
+}
+
+// some returns what is to be removed, a batch at most. With nothing left the loop
+// that asked has ended.
+func (c *cleaner) some() (keys []string, calls []redisnode.Call) {
+	const batch = 100
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, it := range c.items {
+		if !now.Before(it.until) {
+			delete(c.items, key)
+		} else if len(keys) < batch {
+			keys, calls = append(keys, key), append(calls, it.call)
+		}
+	}
+	c.running = len(keys) > 0
+	return keys, calls
+}
+
+func (c *cleaner) done(key string, call redisnode.Call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if it, ok := c.items[key]; ok && it.call.Args[1] == call.Args[1] { // not a later try
+		delete(c.items, key)
+	}
+}
