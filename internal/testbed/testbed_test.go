@@ -9,6 +9,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/go-zookeeper/zk"
 	"github.com/redis/go-redis/v9"
@@ -113,7 +114,7 @@ func TestEtcd(t *testing.T) {
 
 func etcdPut(t *testing.T, addrs []string, key string, timeout time.Duration) error {
 	t.Helper()
-	client, err := clientv3.New(clientv3.Config{Endpoints: addrs})
+	client, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -140,7 +140,7 @@ func (e *zkEnsemble) conf(i int, dir string) string {
 	var c strings.Builder
 	fmt.Fprintf(&c, "dataDir=%s/data\n", dir)
 	fmt.Fprintf(&c, "clientPort=%d\nclientPortAddress=127.0.0.1\n", e.client[i])
-	fmt.Fprintf(&c, "tickTime=%d\ninitLimit=20\nsyncLimit=4\n", e.o.tick/time.Millisecond)
+	fmt.Fprintf(&c, "tickTime=%d\ninitLimit=8\nsyncLimit=4\n", e.o.tick/time.Millisecond)
 	c.WriteString("maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=*\n")
 	c.WriteString("preAllocSize=1024\n")
 	if !e.o.durable {
