@@ -253,7 +253,7 @@ func TestPermissions(t *testing.T) {
 	var log logRecorder
 	n = open(t, srv.Addr(), &Options{Prefix: "t-acl", Logger: slog.New(&log)},
 		user("enough", "~t-acl:*", "&t-acl:*", "+eval", "+evalsha", "+get", "+set", "+del", "+exists", "+pttl", "+pexpire", "+time",
-			"+publish", "+subscribe", "+unsubscribe", "+hello", "+client|setinfo"))
+			"+publish", "+subscribe", "+unsubscribe", "+hello"))
 	if _, err := n.Capabilities(t.Context()); err != nil {
 		t.Fatal(err)
 	}

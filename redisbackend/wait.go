@@ -27,9 +27,9 @@ const (
 	// is contended now is contended again soon.
 	linger = 5 * time.Second
 
-	// idle is how long a connection may say nothing before it is asked to; with no
-	// answer in the same time again it counts as broken.
-	idle = 5 * time.Second
+	// maxIdle is how long a connection may say nothing before it is asked to; with
+	// no answer in the same time again it counts as broken.
+	maxIdle = 5 * time.Second
 
 	// retryRefused is how long a refusal is believed. Until then waiters are told
 	// at once, without another connection.
@@ -42,6 +42,7 @@ type hints struct {
 	c       redis.UniversalClient
 	cluster *redis.ClusterClient // nil if c is none
 	log     *slog.Logger
+	idle    time.Duration   // maxIdle
 	calls   redisnode.Calls // writes of subscriptions
 	closing redisnode.Calls // the wait of close
 	ctx     context.Context // ends with close
@@ -81,7 +82,7 @@ type conn struct {
 
 func newHints(c redis.UniversalClient, log *slog.Logger) *hints {
 	ctx, cancel := context.WithCancel(context.Background())
-	h := &hints{c: c, log: log, ctx: ctx, cancel: cancel, channels: make(map[string]*channel), conns: make(map[string]*conn)}
+	h := &hints{c: c, log: log, idle: maxIdle, ctx: ctx, cancel: cancel, channels: make(map[string]*channel), conns: make(map[string]*conn)}
 	h.cluster, _ = c.(*redis.ClusterClient)
 	return h
 }
@@ -339,7 +340,7 @@ func (h *hints) read(cn *conn) {
 func (h *hints) receive(cn *conn) error {
 	asked := false
 	for {
-		msg, err := cn.ps.ReceiveTimeout(h.ctx, idle)
+		msg, err := cn.ps.ReceiveTimeout(h.ctx, h.idle)
 		var netErr net.Error
 		if errors.As(err, &netErr) && netErr.Timeout() && !asked {
 			asked = true
