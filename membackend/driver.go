@@ -37,13 +37,10 @@ func newBase(s *Store, o Options) *base {
 	return d
 }
 
-// Capabilities implements driver.Driver.
+// Capabilities implements driver.Driver. What it answers is known without the
+// Store, whose error tells only that it is out of reach.
 func (d *base) Capabilities(ctx context.Context) (driver.Capabilities, error) {
-	err := d.send(ctx, call{op: Open}, "", func(context.Context) error { return nil })
-	if err != nil {
-		return driver.Capabilities{}, err
-	}
-	return driver.Capabilities{
+	caps := driver.Capabilities{
 		Backend:    "memory",
 		Fencing:    true,
 		FIFO:       !d.opts.Polling,
@@ -54,7 +51,8 @@ func (d *base) Capabilities(ctx context.Context) (driver.Capabilities, error) {
 		MaxTTL:     d.opts.MaxTTL,
 		TTLQuantum: d.opts.TTLQuantum,
 		NumberKind: "counter",
-	}, nil
+	}
+	return caps, d.send(ctx, call{op: Open}, "", func(context.Context) error { return nil })
 }
 
 // Acquire implements driver.Driver.
@@ -274,6 +272,9 @@ func (e *entry) keeper() driver.Keeper {
 // is not its own it may still run, and nobody reads what it leaves behind.
 func (d *base) send(ctx context.Context, c call, owner string, apply func(context.Context) error) error {
 	s := d.s
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	var f *Injected
 	var err error
 	s.locked(func() { f, err = s.arrive(d, c, owner) })
@@ -299,8 +300,6 @@ func (d *base) carry(ctx context.Context, f *Injected, apply func(ctx context.Co
 		return err
 	}
 	switch {
-	case ctx.Err() != nil:
-		return lost(context.Cause(ctx))
 	case f.is(FailBefore):
 		return lost(f.f.Err)
 	case f.is(Late):

@@ -151,6 +151,27 @@ func TestCapabilitiesFollowOptions(t *testing.T) {
 	}
 }
 
+func TestDeadContextSendsNothing(t *testing.T) {
+	s := strictStore(t)
+	d := newDriver(t, s, nil)
+	g := acquire(t, d, "n")
+	n := s.Requests()
+	ctx, cancel := context.WithCancelCause(bg)
+	cause := errors.New("cause")
+	cancel(cause)
+	caps, err := d.Capabilities(ctx)
+	if want(t, err, cause); caps.Backend != "memory" || !caps.LockTTL {
+		t.Errorf("what needs no server: %+v", caps)
+	}
+	_, err = d.Acquire(ctx, request("m"))
+	want(t, err, cause)
+	want(t, g.Lease.Keeper().Renew(ctx, []driver.Kept{g.Lease})[0].Err, cause)
+	want(t, g.Lease.Release(ctx), cause)
+	if s.Requests() != n {
+		t.Error("something was sent")
+	}
+}
+
 func TestLeaseEndsExactlyAtItsTTL(t *testing.T) {
 	for name, o := range map[string]membackend.Options{"own TTL": {}, "session": {SharedFate: true}} {
 		t.Run(name, func(t *testing.T) {

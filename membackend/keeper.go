@@ -91,6 +91,9 @@ func (d *base) renew(ctx context.Context, k driver.Keeper, ks []driver.Kept, app
 		return out
 	}
 
+	if ctx.Err() != nil {
+		return all(context.Cause(ctx))
+	}
 	var whole, slow *Injected
 	parts := make([]*Injected, len(ks))
 	retired := false
