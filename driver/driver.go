@@ -82,7 +82,10 @@ type Request struct {
 
 // Driver takes locks from one backend. Methods are safe for concurrent use.
 type Driver interface {
-	// Capabilities may connect; it is constant after its first success.
+	// Capabilities connects if it must, checks that the server can be used, and
+	// is constant after its first success. With an error it returns what is known
+	// without a server (at least Backend, LockTTL, SharedFate and the limits of
+	// TTLs), and with a ctx that is done it sends nothing: so New learns them.
 	Capabilities(ctx context.Context) (Capabilities, error)
 
 	// Acquire sends one attempt and waits for no holder. A *HeldError means that

@@ -1,0 +1,119 @@
+package distlock
+
+import (
+	"container/list"
+	"context"
+)
+
+// gate lets one contender per name and Locker go to the server; the others wait
+// here, in the order in which they came. The Client's mutex guards it.
+type gate struct {
+	c       *Client
+	name    string
+	state   gateState
+	waiters list.List     // of chan struct{}, closed when the gate is theirs
+	changed chan struct{} // closed when the state changes, for TryLock
+	trying  int           // how many TryLocks look at changed
+}
+
+type gateState uint8
+
+const (
+	gateFree  gateState = iota
+	gateBusy            // someone is at the server; how that ends is not known yet
+	gateTaken           // someone of this process holds the lock, or waits at the server for it
+)
+
+// enter waits until the gate of name is the caller's; then it is busy. With try
+// it does not wait for a holder: ErrHeld. waiting is called once if it blocks,
+// with the mutex held.
+func (c *Client) enter(ctx context.Context, name string, try bool, waiting func()) (*gate, error) {
+	c.mu.Lock()
+	defer c.unlock()
+	g := c.gates[name]
+	if g == nil {
+		g = &gate{c: c, name: name, changed: make(chan struct{})}
+		c.gates[name] = g
+	}
+	if try {
+		return g.tryEnter(ctx)
+	}
+	if g.state == gateFree {
+		g.set(gateBusy)
+		return g, nil
+	}
+	waiting()
+	mine := make(chan struct{})
+	place := g.waiters.PushBack(mine)
+	c.unlock()
+	select {
+	case <-mine:
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	select {
+	case <-mine: // it is ours even if ctx ended at the same time
+		if ctx.Err() == nil {
+			return g, nil
+		}
+		g.pass()
+	default:
+		g.waiters.Remove(place)
+	}
+	return nil, &waitError{contextError(ctx), ErrHeld}
+}
+
+func (g *gate) tryEnter(ctx context.Context) (*gate, error) {
+	c := g.c
+	for {
+		switch {
+		case g.state == gateFree:
+			g.set(gateBusy)
+			return g, nil
+		case g.state == gateTaken || g.waiters.Len() > 0:
+			return nil, ErrHeld
+		}
+		changed := g.changed
+		g.trying++
+		c.unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		c.mu.Lock()
+		g.trying--
+		if ctx.Err() != nil {
+			g.tidy()
+			return nil, &waitError{contextError(ctx), ErrHeld}
+		}
+	}
+}
+
+// set changes the state and tells the TryLocks that wait for it.
+func (g *gate) set(s gateState) {
+	if g.state == s {
+		return
+	}
+	g.state = s
+	if g.trying > 0 {
+		close(g.changed)
+		g.changed = make(chan struct{})
+	}
+	g.tidy()
+}
+
+// pass lets the next contender in.
+func (g *gate) pass() {
+	if first := g.waiters.Front(); first != nil {
+		g.set(gateBusy)
+		close(g.waiters.Remove(first).(chan struct{}))
+		return
+	}
+	g.set(gateFree)
+}
+
+func (g *gate) tidy() {
+	if g.state == gateFree && g.trying == 0 && g.waiters.Len() == 0 {
+		delete(g.c.gates, g.name)
+	}
+}
