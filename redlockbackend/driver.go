@@ -35,6 +35,7 @@ type redlockDriver struct {
 	keeper *keeper
 	hints  *hints
 
+	clock func() time.Time                 // what proposals are made from; nothing else is
 	tries atomic.Uint64                    // of all owners
 	seen  [redisnode.Buckets]atomic.Uint64 // largest counter seen, by bucket
 
@@ -57,6 +58,7 @@ func makeDriver(clients []redis.UniversalClient, opt Options) *redlockDriver {
 		quorum: quorum(len(clients)),
 		layout: redisnode.Layout{Prefix: opt.Prefix},
 		opt:    opt,
+		clock:  time.Now,
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	for i, c := range clients {
@@ -192,7 +194,7 @@ func (d *redlockDriver) Acquire(ctx context.Context, req driver.Request) (driver
 
 // propose returns the number for a first round.
 func (d *redlockDriver) propose(name string) uint64 {
-	return max(d.seen[redisnode.Bucket(name)].Load()+1, uint64(time.Now().UnixMicro()/10))
+	return max(d.seen[redisnode.Bucket(name)].Load()+1, uint64(d.clock().UnixMicro()/10))
 }
 
 // saw remembers a counter.
