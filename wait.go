@@ -147,7 +147,7 @@ func (n *contender) checkServer(ctx context.Context) error {
 		case isPermanent(err) || n.try:
 			return err
 		default:
-			n.last = err
+			n.failing(ctx, err)
 			if !n.pause(ctx, c.pauseFor(fails), nil) {
 				return n.gaveUp(ctx)
 			}
@@ -347,11 +347,10 @@ func (n *contender) poll(ctx context.Context) (driver.Grant, *attempt, error) {
 				a.abandon()
 				return dg, nil, n.failed(ctx, err)
 			}
-			n.last = err
-			if a = n.again(a, err); ctx.Err() == nil {
-				pause = c.pauseFor(fails)
-				fails++
-			}
+			n.failing(ctx, err)
+			a = n.again(a, err)
+			pause = c.pauseFor(fails)
+			fails++
 		}
 		if !n.pause(ctx, pause, hint) {
 			a.abandon()
@@ -382,7 +381,7 @@ func (n *contender) queue(ctx context.Context, q driver.Queuer) (driver.Grant, *
 			a = n.newAttempt()
 			n.last = ErrHeld
 		case !errors.Is(err, ErrNotHeld): // else the place is gone, and a new one is taken
-			n.last = err
+			n.failing(ctx, err)
 			a = n.again(a, err)
 		}
 		if !n.pause(ctx, n.c.pauseFor(fails), nil) {
@@ -537,6 +536,14 @@ func (n *contender) waits() {
 	if !n.waited {
 		n.waited = true
 		n.c.emit(n.ctx, Event{Kind: EventWaiting, Name: n.name})
+	}
+}
+
+// failing notes what keeps n from the lock. What ctx's end did to a request in
+// flight says less than what was known before.
+func (n *contender) failing(ctx context.Context, err error) {
+	if n.last == nil || ctx.Err() == nil {
+		n.last = err
 	}
 }
 
