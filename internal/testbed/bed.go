@@ -91,11 +91,11 @@ func (b *Bed) choose(ctx context.Context) (describe string, err error) {
 	case "processes":
 		b.provider = &processes{slot: s}
 	case "containers":
-		if b.provider, err = newContainers(ctx, s); err != nil {
+		if b.provider, err = newContainers(ctx, s, true); err != nil {
 			return "", err
 		}
 	case "auto":
-		p, err := newContainers(ctx, s)
+		p, err := newContainers(ctx, s, false)
 		if err != nil {
 			b.name, b.provider = "processes", &processes{slot: s}
 			why = fmt.Sprintf(" (no containers: %v)", err)
