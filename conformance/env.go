@@ -85,7 +85,20 @@ func (e *env) open(ttl time.Duration, opts []distlock.Option) distlock.Locker {
 	e.mu.Lock()
 	e.waits[l] = w
 	e.mu.Unlock()
-	e.Cleanup(func() { _ = l.Close() }) // how Close answers is the subject of area close
+	e.Cleanup(func() {
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			_ = l.Close() // how it answers is the subject of area close
+		}()
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		select {
+		case <-closed:
+		case <-timer.C:
+			e.Errorf("a Locker has not closed in %v", patience)
+		}
+	})
 	return l
 }
 

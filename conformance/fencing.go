@@ -151,7 +151,7 @@ func fencing() []clause {
 				a, b, name := e.locker(), e.locker(), e.name("x")
 				var f fence
 				for range 5 {
-					lk := e.take(a, name)
+					lk := e.lock(a, name)
 					f.next(e, lk.Token())
 					e.refused(b, name)
 					p := e.wait(e.ctx, b, name)

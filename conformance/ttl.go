@@ -215,7 +215,7 @@ func (e *env) badTTL(l distlock.Locker, name string, d time.Duration, want error
 	ctx, cancel := e.soon()
 	defer cancel()
 	opts := []distlock.LockOption{distlock.WithTTL(d)}
-	if errors.Is(want, distlock.ErrInvalid) {
+	if d <= 0 || errors.Is(want, distlock.ErrInvalid) && !e.caps.SharedFate { // there a fixed lease is a timer of the core
 		opts = append(opts, distlock.WithFixedLease(d))
 	}
 	for i, opt := range opts {
