@@ -164,6 +164,14 @@ func (k *kept) renewNow() <-chan error {
 	return ch
 }
 
+// used notes that something was asked of kp's session, which is not idle then.
+func (kp *keeper) used() {
+	if kp.shared && !kp.retired && len(kp.kept) == 0 {
+		kp.idle = time.Now()
+		kp.schedule()
+	}
+}
+
 // drop ends the keeping of k.
 func (kp *keeper) drop(k *kept) {
 	if k.dropped {
@@ -176,10 +184,7 @@ func (kp *keeper) drop(k *kept) {
 		ch <- ErrNotHeld
 	}
 	k.asked = nil
-	if kp.shared && !kp.retired && len(kp.kept) == 0 {
-		kp.idle = time.Now()
-		kp.schedule()
-	}
+	kp.used()
 }
 
 // flushDue sends the renewals whose alarms rang together, in batches.
@@ -317,12 +322,12 @@ func (kp *keeper) confirm(from time.Time, ttl time.Duration) {
 }
 
 // schedule sets the alarm for kp's end: its deadline, or one TTL without use. A
-// keeper that is new has a first TTL in which to be confirmed; what is held on
-// it has deadlines of its own.
+// keeper that was new with so little left that nothing is held on it before a
+// renewal (see fresh) has a first TTL in which to be confirmed.
 func (kp *keeper) schedule() {
 	end := kp.since.Add(kp.ttl)
-	if kp.valid.length > 0 && kp.valid.end().After(end) {
-		end = kp.valid.end()
+	if deadline := kp.valid.end(); kp.valid.length > 0 && deadline.Sub(kp.since) >= kp.ttl/4 {
+		end = deadline
 	}
 	if idle := kp.idle.Add(kp.ttl); len(kp.kept) == 0 && idle.Before(end) {
 		end = idle

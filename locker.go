@@ -155,6 +155,9 @@ func (c *Client) Close() error {
 	c.mu.Lock()
 	var errs []error
 	for u := range c.undos {
+		if u.err == nil { // its first try hangs
+			u.err = errReleasing
+		}
 		errs = append(errs, u.err)
 	}
 	c.mu.Unlock()

@@ -523,7 +523,7 @@ func (n *contender) heardHeld(err error) {
 	c.mu.Lock()
 	defer c.unlock()
 	if kd != nil {
-		c.keeperFor(kd, every, maxBatch, n.ttl)
+		c.keeperFor(kd, every, maxBatch, n.ttl).used()
 	}
 	if !n.try {
 		n.gate.set(gateTaken)
