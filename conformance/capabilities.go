@@ -51,7 +51,9 @@ func capabilities() []clause {
 			rule:  "A backend that serves contenders in order of arrival claims FIFO.",
 			needs: not(fifo),
 			run: func(e *env) {
-				// By chance all rounds are in order once in (5!)^4, 2·10^8, runs.
+				// With FIFO nobody overtakes, whoever is quick. Without it the one that
+				// has just unlocked mostly can, and by chance all rounds are in order
+				// once in (5!)^4, 2·10^8, runs.
 				const contenders, rounds = 5, 4
 				holder, ls := e.locker(), e.lockers(contenders)
 				for round := range rounds {
@@ -69,8 +71,15 @@ func capabilities() []clause {
 						}()
 					}
 					e.unlock(lk)
+					again, err := holder.TryLock(e.ctx, name)
+					if err == nil {
+						e.unlock(again)
+					}
 					for _, p := range ps {
 						p.got()
+					}
+					if err == nil {
+						return
 					}
 					var order []int
 					for range contenders {
