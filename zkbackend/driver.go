@@ -30,7 +30,7 @@ type backend struct {
 
 	mu       sync.Mutex
 	closed   bool
-	caps     *driver.Capabilities
+	probed   bool // Capabilities has succeeded
 	dialErr  error    // why the last connection failed
 	server   int      // index of the server in use, or to be tried next
 	current  *session // nil until something is asked for, and when it is over
@@ -50,36 +50,39 @@ func makeBackend(servers []string, o Options) *backend {
 // at the server.
 const probeTimeout = 10 * time.Second
 
+var capabilities = driver.Capabilities{
+	Backend: "zookeeper", Fencing: true, FIFO: true, Replicated: true, SharedFate: true, Push: true,
+	MinTTL: time.Second, MaxTTL: math.MaxInt32 * time.Millisecond, TTLQuantum: time.Millisecond,
+	NumberKind: "czxid",
+}
+
 // Capabilities makes what is missing under the root and so finds out whether the
 // server is new enough and grants what is needed.
 func (d *backend) Capabilities(ctx context.Context) (driver.Capabilities, error) {
 	d.mu.Lock()
-	caps := d.caps
+	probed := d.probed
 	d.mu.Unlock()
-	if caps != nil {
-		return *caps, nil
+	if probed {
+		return capabilities, nil
+	}
+	if ctx.Err() != nil {
+		return capabilities, context.Cause(ctx)
 	}
 	s, err := d.exclusively(ctx, func() (*session, error) { return d.openSession(ctx, probeTimeout) })
 	if err != nil {
-		return driver.Capabilities{}, err
+		return capabilities, err
 	}
 	defer s.Retire(ctx)
 	l, err := s.ready(ctx)
 	if err == nil {
 		err = s.prepare(ctx, l)
 	}
-	if err != nil {
-		return driver.Capabilities{}, err
+	if err == nil {
+		d.mu.Lock()
+		d.probed = true
+		d.mu.Unlock()
 	}
-	caps = &driver.Capabilities{
-		Backend: "zookeeper", Fencing: true, FIFO: true, Replicated: true, SharedFate: true, Push: true,
-		MinTTL: time.Second, MaxTTL: math.MaxInt32 * time.Millisecond, TTLQuantum: time.Millisecond,
-		NumberKind: "czxid",
-	}
-	d.mu.Lock()
-	d.caps = caps
-	d.mu.Unlock()
-	return *caps, nil
+	return capabilities, err
 }
 
 // prepare makes the root and what is in it, and checks the layout's version.
