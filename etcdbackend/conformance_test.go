@@ -1,0 +1,5 @@
+package etcdbackend
+
+const workerEnv = "DISTLOCK_ETCD_WORKER"
+
+func worker() {}
