@@ -36,10 +36,14 @@ type Bed struct {
 	slot     *slot    // nil with external servers
 	provider provider // nil with external servers
 
-	mu      sync.Mutex
-	count   int
-	closers map[int]func() error // what Close undoes, by number
-	closed  bool
+	ended context.Context // cancelled by Close
+	end   context.CancelFunc
+
+	mu       sync.Mutex
+	count    int
+	closers  map[int]func() error // what Close undoes, by number
+	closed   bool
+	starting sync.WaitGroup // servers that are being started; added to under mu
 }
 
 // startTimeout bounds the wait for a server to answer after its start.
@@ -58,6 +62,7 @@ func Open(ctx context.Context, cfg Config) (*Bed, error) {
 		cfg.Log = os.Stderr
 	}
 	b := &Bed{cfg: cfg, name: cfg.Provider, closers: make(map[int]func() error)}
+	b.ended, b.end = context.WithCancel(context.Background())
 	describe := "servers that run already"
 	if cfg.Provider != "external" {
 		var err error
@@ -123,10 +128,14 @@ func (b *Bed) Close() error {
 		return nil
 	}
 	b.closed = true
+	b.mu.Unlock()
+	b.end()
+	b.starting.Wait()
+
+	b.mu.Lock()
 	closers := b.closers
 	b.closers = nil
 	b.mu.Unlock()
-
 	var wg sync.WaitGroup
 	errs := make(chan error, len(closers))
 	for _, f := range closers {
@@ -146,12 +155,9 @@ func (b *Bed) Close() error {
 
 // keep registers what Close has to undo and returns a function that undoes it
 // earlier.
-func (b *Bed) keep(undo func() error) (early func() error, err error) {
+func (b *Bed) keep(undo func() error) (early func() error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
-		return nil, errors.Join(errors.New("testbed: the bed is closed"), undo())
-	}
 	b.count++
 	n := b.count
 	b.closers[n] = undo
@@ -164,7 +170,7 @@ func (b *Bed) keep(undo func() error) (early func() error, err error) {
 			return nil
 		}
 		return undo()
-	}, nil
+	}
 }
 
 func (b *Bed) serial() int {
@@ -187,6 +193,18 @@ type group struct {
 // makes their specs from free ports; it is asked again if a server could not
 // start, since somebody else may have taken a port meanwhile.
 func (b *Bed) start(ctx context.Context, ports int, plan func(ports []int) ([]*Server, []io.Closer, error)) (*group, error) {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return nil, errors.New("testbed: the bed is closed")
+	}
+	b.starting.Add(1)
+	b.mu.Unlock()
+	defer b.starting.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(b.ended, cancel)()
+
 	const attempts = 3
 	for try := 1; ; try++ {
 		g, err := b.tryStart(ctx, ports, plan)
@@ -230,9 +248,7 @@ func (b *Bed) tryStart(ctx context.Context, ports int, plan func([]int) ([]*Serv
 			return nil, errors.Join(err, undo())
 		}
 	}
-	if g.close, err = b.keep(undo); err != nil {
-		return nil, err
-	}
+	g.close = b.keep(undo)
 	return g, nil
 }
 

@@ -41,6 +41,7 @@ const (
 type containers struct {
 	slot   *slot
 	docker *testcontainers.DockerClient
+	lib    *testcontainers.DockerProvider // uses docker
 	images map[kind]string
 }
 
@@ -80,7 +81,14 @@ func newContainers(ctx context.Context, s *slot, patient bool) (_ *containers, e
 			Help: "use a local engine or set DISTLOCK_TESTBED=processes",
 		}
 	}
-	c := &containers{slot: s, docker: docker, images: make(map[kind]string)}
+	// One client for everything, so that closing it leaves no connection behind.
+	lib, err := testcontainers.NewDockerProvider()
+	if err != nil {
+		return nil, err
+	}
+	_ = lib.Close() // the client that it came with
+	lib.SetClient(docker)
+	c := &containers{slot: s, docker: docker, lib: lib, images: make(map[kind]string)}
 	for k := range images {
 		if c.images[k], err = c.image(ctx, k, patient); err != nil {
 			return nil, err
@@ -222,14 +230,14 @@ func (c *ctr) start(ctx context.Context) error {
 			})
 		}
 	}
-	made, err := testcontainers.GenericContainer(ctx, testcontainers.GenericContainerRequest{
-		ContainerRequest: req,
-		Started:          true,
-	})
+	made, err := c.c.lib.CreateContainer(ctx, req)
 	if made != nil {
 		c.id = made.GetContainerID()
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return made.Start(ctx)
 }
 
 func (c *ctr) pause(ctx context.Context) error {
