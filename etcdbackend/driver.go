@@ -87,10 +87,10 @@ func (b *backend) probe(ctx context.Context) error {
 	if tooOld(st.Version) {
 		return &driver.PermanentError{Err: fmt.Errorf("etcd: the server has version %s, the oldest supported is 3.5.13", st.Version)}
 	}
-	r, err := b.kv.Txn(ctx).
+	r, err := b.commit(b.kv.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(b.version()), "=", 0)).
 		Then(clientv3.OpPut(b.version(), layoutVersion)).
-		Else(clientv3.OpGet(b.version())).Commit()
+		Else(clientv3.OpGet(b.version())))
 	if err != nil {
 		return err
 	}
@@ -101,6 +101,27 @@ func (b *backend) probe(ctx context.Context) error {
 		return &driver.PermanentError{Err: fmt.Errorf("etcd: %s is %.40q, this package knows layout %q only", b.version(), kvs[0].Value, layoutVersion)}
 	}
 	return nil
+}
+
+// commit sends a transaction.
+func (b *backend) commit(txn clientv3.Txn) (r *clientv3.TxnResponse, err error) {
+	err = b.anywhere(func() error {
+		r, err = txn.Commit()
+		return err
+	})
+	return r, err
+}
+
+// anywhere calls f again if it came to a member that has no leader, which
+// refuses requests before it does anything for them: the client goes round its
+// endpoints. A few more rounds than endpoints, since others' requests take turns too.
+func (b *backend) anywhere(f func() error) (err error) {
+	for range 2 * len(b.cli.Endpoints()) {
+		if err = f(); !errors.Is(rpctypes.Error(err), rpctypes.ErrNoLeader) {
+			return err
+		}
+	}
+	return err
 }
 
 // tooOld reports whether v is below 3.5.13, before which a leader that hung in
@@ -185,7 +206,7 @@ func (s *session) enter(ctx context.Context, req driver.Request, queue bool) (e 
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		r, err := b.kv.Txn(clientv3.WithRequireLeader(ctx)).
+		r, err := b.commit(b.kv.Txn(clientv3.WithRequireLeader(ctx)).
 			If(free, clientv3.Compare(clientv3.ModRevision(abort), "=", s.abortRev(req.Name))).
 			Then(then...).
 			Else(
@@ -193,7 +214,7 @@ func (s *session) enter(ctx context.Context, req driver.Request, queue bool) (e 
 				clientv3.OpGet(abort, clientv3.WithKeysOnly()),
 				clientv3.OpGet(dir, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1),
 					clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)),
-			).Commit()
+			))
 		if err != nil {
 			return nil, b.classify(err)
 		}
@@ -325,8 +346,8 @@ func (e *entry) Release(ctx context.Context) error {
 		put := clientv3.OpPut(b.abort(e.req.Name, e.s.id), "", clientv3.WithLease(clientv3.LeaseID(e.s.id)))
 		then, other = append(then, put), append(other, put)
 	}
-	r, err := b.kv.Txn(clientv3.WithRequireLeader(ctx)).
-		If(mine).Then(append(then, clientv3.OpDelete(e.key))...).Else(other...).Commit()
+	r, err := b.commit(b.kv.Txn(clientv3.WithRequireLeader(ctx)).
+		If(mine).Then(append(then, clientv3.OpDelete(e.key))...).Else(other...))
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		e.s.end(errLeaseGone)

@@ -55,8 +55,12 @@ func (b *backend) classify(err error) error {
 // refused reports whether the server said no before it applied anything. All
 // other errors leave open whether the request took effect.
 func refused(err error) bool {
+	err = rpctypes.Error(err)
+	if errors.Is(err, rpctypes.ErrNoLeader) {
+		return true
+	}
 	var e rpctypes.EtcdError
-	if !errors.As(rpctypes.Error(err), &e) {
+	if !errors.As(err, &e) {
 		return false
 	}
 	switch e.Code() {

@@ -449,8 +449,9 @@ func TestServerGone(t *testing.T) {
 	timed("Close", p.Close)
 	select {
 	case res := <-w:
-		t.Errorf("Wait ended: %+v", res) // the core ends it through its ctx
-	default:
+		wantErr(t, "Wait after Close", res.err, driver.ErrNotHeld)
+	case <-time.After(soon):
+		t.Error("still waiting after Close")
 	}
 	eventually(t, soon, "the goroutines have ended", func() bool { return goroutines() <= n })
 	s.Resume(t)

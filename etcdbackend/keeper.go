@@ -107,7 +107,11 @@ func (sl *slot) open(ctx context.Context, b *backend, ttl time.Duration) (*sessi
 		turn:   make(chan struct{}, 1),
 	}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
-	r, err := b.leases.LeaseGrant(clientv3.WithRequireLeader(ctx), &etcdserverpb.LeaseGrantRequest{ID: s.id, TTL: int64(ttl / time.Second)})
+	var r *etcdserverpb.LeaseGrantResponse
+	err := b.anywhere(func() (err error) {
+		r, err = b.leases.LeaseGrant(clientv3.WithRequireLeader(ctx), &etcdserverpb.LeaseGrantRequest{ID: s.id, TTL: int64(ttl / time.Second)})
+		return err
+	})
 	switch err = rpctypes.Error(err); {
 	case errors.Is(err, rpctypes.ErrLeaseExist):
 		c := s.keepalive(ctx) // an earlier grant took effect; only this confirms it
@@ -149,7 +153,10 @@ func (sl *slot) close(ctx context.Context, b *backend) error {
 }
 
 func (b *backend) revoke(ctx context.Context, id int64) error {
-	_, err := b.leases.LeaseRevoke(clientv3.WithRequireLeader(ctx), &etcdserverpb.LeaseRevokeRequest{ID: id})
+	err := b.anywhere(func() error {
+		_, err := b.leases.LeaseRevoke(clientv3.WithRequireLeader(ctx), &etcdserverpb.LeaseRevokeRequest{ID: id})
+		return err
+	})
 	if err = rpctypes.Error(err); errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return nil
 	}
@@ -202,10 +209,10 @@ func (s *session) saw(name string, rev int64) {
 // abort makes acquire transactions for name that were sent before fail, and
 // deletes key. nil also if the lease is gone, and with it the key.
 func (s *session) abort(ctx context.Context, name, key string) error {
-	r, err := s.b.kv.Txn(clientv3.WithRequireLeader(ctx)).Then(
+	r, err := s.b.commit(s.b.kv.Txn(clientv3.WithRequireLeader(ctx)).Then(
 		clientv3.OpPut(s.b.abort(name, s.id), "", clientv3.WithLease(clientv3.LeaseID(s.id))),
 		clientv3.OpDelete(key),
-	).Commit()
+	))
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		s.end(errLeaseGone)
 		return nil
@@ -267,8 +274,13 @@ func (s *session) keepalive(ctx context.Context) driver.Confirm {
 			return driver.Confirm{Err: driver.ErrNotHeld}
 		}
 		used := s.stream != nil
-		from := time.Now()
-		ttl, err := s.ask(ctx)
+		var from time.Time
+		var ttl int64
+		err := s.b.anywhere(func() (err error) {
+			from = time.Now()
+			ttl, err = s.ask(ctx)
+			return err
+		})
 		switch {
 		case s.err() != nil:
 			return driver.Confirm{Err: driver.ErrNotHeld}

@@ -504,7 +504,7 @@ func (h *hub) read(batch []*spot) error {
 	for i, sp := range batch {
 		ops[i] = clientv3.OpGet(sp.key, clientv3.WithCountOnly())
 	}
-	r, err := h.b.kv.Txn(ctx).Then(ops...).Commit()
+	r, err := h.b.commit(h.b.kv.Txn(ctx).Then(ops...))
 	if err != nil {
 		return err
 	}
