@@ -114,30 +114,39 @@ func (d *redlockDriver) Capabilities(ctx context.Context) (driver.Capabilities, 
 }
 
 // probe asks all nodes, and returns when a majority is fit and the others have
-// had their time. The nodes that have not answered are probed at their next use.
+// had as long again. Those that have not answered then are probed at their next
+// use.
 func (d *redlockDriver) probe(ctx context.Context) error {
+	start := time.Now()
 	// The first connection may take longer than a request: name resolution, TLS.
 	answers := ask(d, d.nodes, max(d.opt.NodeTimeout, time.Second), func(ctx context.Context, n *node) (struct{}, error) {
 		return struct{}{}, d.ready(ctx, n)
 	})
-	patience := time.NewTimer(d.opt.NodeTimeout)
-	defer patience.Stop()
-	fit, patient := 0, true
+	var patience <-chan time.Time
+	fit := 0
 	var failed []NodeError
 	open := slices.Clone(d.nodes)
-	for len(open) > 0 && (patient || fit < d.quorum) {
+listen:
+	for len(open) > 0 {
 		select {
 		case a := <-answers:
 			open = without(open, a.node)
-			if a.err == nil {
-				fit++
-			} else {
+			if a.err != nil {
 				failed = append(failed, nodeError(a.node, a.err))
+				continue
 			}
-		case <-patience.C:
-			patient = false
+			if fit++; fit == d.quorum {
+				timer := time.NewTimer(time.Since(start))
+				defer timer.Stop()
+				patience = timer.C
+			}
+		case <-patience:
+			break listen
 		case <-ctx.Done():
-			return d.interrupted(ctx, "probe", fit, 0, failed, open)
+			if fit < d.quorum {
+				return d.interrupted(ctx, "probe", fit, 0, failed, open)
+			}
+			break listen
 		}
 	}
 	if err := d.usable(); err != nil {
@@ -155,10 +164,14 @@ func (d *redlockDriver) probe(ctx context.Context) error {
 // interrupted is the error of a round that ctx has ended: it matches ctx's cause
 // and names the nodes that had not answered.
 func (d *redlockDriver) interrupted(ctx context.Context, op string, agreed, refused int, failed []NodeError, open []*node) error {
+	return fmt.Errorf("%w: %w", context.Cause(ctx), d.noQuorum(op, agreed, refused, append(failed, unanswered(open)...)))
+}
+
+func unanswered(open []*node) (failed []NodeError) {
 	for _, n := range open {
 		failed = append(failed, NodeError{Index: n.index, Node: n.name, Err: errors.New("no answer yet")})
 	}
-	return fmt.Errorf("%w: %w", context.Cause(ctx), d.noQuorum(op, agreed, refused, failed))
+	return failed
 }
 
 func without(nodes []*node, n *node) []*node {
@@ -354,10 +367,18 @@ func (l *lease) exhausted(number uint64) error {
 func (l *lease) firstRound(ctx context.Context, start time.Time, t *tally, answers <-chan answer[vote]) error {
 	d := l.d
 	spare := len(d.nodes) - d.quorum // nodes that are not needed
-	// A node whose clock differs grants without accepting. While the others can
-	// still make a majority that accepts, waiting for them is cheaper than a
-	// second round; but not for a dead node, so wait as long as it took so far.
+	// Two cases in which those that have not answered get as long again as it took
+	// so far, and no more. A node whose clock differs grants without accepting:
+	// while the others can still make a majority that accepts, waiting is cheaper
+	// than a second round, unless it is for a dead node. And if a majority has
+	// answered, and the others were silent before, they are probably dead.
 	var grace <-chan time.Time
+	wait := func() {
+		if grace == nil {
+			grace = time.After(time.Since(start))
+		}
+	}
+listen:
 	for len(t.open) > 0 {
 		if len(t.accepted) >= d.quorum {
 			return nil
@@ -366,11 +387,10 @@ func (l *lease) firstRound(ctx context.Context, start time.Time, t *tally, answe
 			if len(t.accepted)+len(t.open) < d.quorum {
 				return nil
 			}
-			if grace == nil {
-				timer := time.NewTimer(time.Since(start))
-				defer timer.Stop()
-				grace = timer.C
-			}
+			wait()
+		}
+		if len(d.nodes)-len(t.open) >= d.quorum && !slices.ContainsFunc(t.open, func(n *node) bool { return !n.silent.Load() }) {
+			wait()
 		}
 		// Certain failure. Who shares the nodes with several others learns from the
 		// rest whether one of them has a majority.
@@ -381,7 +401,7 @@ func (l *lease) firstRound(ctx context.Context, start time.Time, t *tally, answe
 		case a := <-answers:
 			t.add(a)
 		case <-grace:
-			return nil
+			break listen
 		case <-ctx.Done():
 			return d.interrupted(ctx, "acquire", len(t.granted), t.held, t.failed, t.open)
 		}
@@ -392,7 +412,7 @@ func (l *lease) firstRound(ctx context.Context, start time.Time, t *tally, answe
 	case t.held > spare:
 		return &driver.HeldError{Remaining: t.remaining(d.quorum), Waiters: -1}
 	}
-	return d.noQuorum("acquire", len(t.granted), t.held, t.failed)
+	return d.noQuorum("acquire", len(t.granted), t.held, append(t.failed, unanswered(t.open)...))
 }
 
 // secondRound asks those that granted the lock to accept number.

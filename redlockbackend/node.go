@@ -25,8 +25,11 @@ type node struct {
 	index int
 	name  string // "node 2 (127.0.0.1:6379)"
 	c     redis.UniversalClient
-	late  atomic.Int32
-	clean cleaner
+	late  atomic.Int32 // requests that nobody waits for any more
+	// silent: the last request had no answer in time. Where the others are a
+	// majority, nobody waits the whole timeout for such a node again.
+	silent atomic.Bool
+	clean  cleaner
 
 	mu    sync.Mutex
 	runID string // of the server that was probed; "" before
@@ -70,6 +73,7 @@ func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(
 		for i, n := range nodes {
 			if told[i].CompareAndSwap(false, true) {
 				n.late.Add(1)
+				n.silent.Store(true)
 				out <- answer[T]{node: n, err: &errNoAnswer{timeout}}
 			}
 		}
@@ -86,6 +90,10 @@ func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(
 			value, err := fn(ctx, n)
 			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
 				err = &errNoAnswer{timeout}
+				n.silent.Store(true)
+			}
+			if err == nil {
+				n.silent.Store(false)
 			}
 			if told[i].CompareAndSwap(false, true) {
 				out <- answer[T]{n, value, err}
