@@ -42,19 +42,19 @@ func (s *Server) Fault() Fault { return Fault{s} }
 
 // Pause stops the server's execution where it stands; its connections stay open
 // and answer nothing until Resume.
-func (s *Server) Pause(t testing.TB) { t.Helper(); check(t, s.Fault().Pause(t.Context())) }
+func (s *Server) Pause(t testing.TB) { t.Helper(); try(t, s.Fault().Pause) }
 
 // Resume ends Pause.
-func (s *Server) Resume(t testing.TB) { t.Helper(); check(t, s.Fault().Resume(t.Context())) }
+func (s *Server) Resume(t testing.TB) { t.Helper(); try(t, s.Fault().Resume) }
 
 // Kill ends the server at once (SIGKILL).
-func (s *Server) Kill(t testing.TB) { t.Helper(); check(t, s.Fault().Kill(t.Context())) }
+func (s *Server) Kill(t testing.TB) { t.Helper(); try(t, s.Fault().Kill) }
 
 // Restart kills the server if it runs, starts it at the same address and waits
 // until it answers. Its data is kept or lost.
 func (s *Server) Restart(t testing.TB, keepData bool) {
 	t.Helper()
-	check(t, s.Fault().Restart(t.Context(), keepData))
+	try(t, func(ctx context.Context) error { return s.Fault().Restart(ctx, keepData) })
 }
 
 // Proxy puts a fault proxy of the test's own in front of the server.
@@ -67,7 +67,7 @@ func (s *Server) Proxy(t testing.TB) *faultproxy.Proxy {
 }
 
 // Promote makes a Redis replica a primary.
-func (s *Server) Promote(t testing.TB) { t.Helper(); check(t, s.Fault().Promote(t.Context())) }
+func (s *Server) Promote(t testing.TB) { t.Helper(); try(t, s.Fault().Promote) }
 
 // Logs returns the last lines of the server's output.
 func (s *Server) Logs() string {
@@ -77,6 +77,15 @@ func (s *Server) Logs() string {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return s.inst.logs(ctx)
+}
+
+// try runs a fault for a test. The test's own context would be over in a Cleanup,
+// where many faults are undone.
+func try(t testing.TB, fault func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*startTimeout)
+	defer cancel()
+	check(t, fault(ctx))
 }
 
 func check(t testing.TB, err error) {
