@@ -30,7 +30,7 @@ type backend struct {
 
 	mu       sync.Mutex
 	closed   bool
-	probed   bool // Capabilities has succeeded
+	probed   bool     // Capabilities has succeeded
 	dialErr  error    // why the last connection failed
 	server   int      // index of the server in use, or to be tried next
 	current  *session // nil until something is asked for, and when it is over

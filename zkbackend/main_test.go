@@ -239,4 +239,3 @@ func (d *backend) testSession() *session {
 func mentions(err error, parts ...string) bool {
 	return err != nil && !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(err.Error(), p) })
 }
-
