@@ -23,8 +23,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(workerEnv) != "" {
-		worker()
+	if env := os.Getenv(workerEnv); env != "" {
+		worker(env)
 		return
 	}
 	testbed.Main(m)
