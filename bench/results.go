@@ -1,0 +1,130 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"time"
+)
+
+// An Outcome is a measurement that may not have come about.
+type Outcome[T any] struct {
+	Value   T
+	Ran     bool   // Value holds
+	Failure string // why it does not, if it was tried or cut off
+}
+
+func (o *Outcome[T]) set(v T, err error) {
+	o.Value, o.Ran = v, err == nil
+	if err != nil {
+		o.Failure = err.Error()
+	}
+}
+
+func (o Outcome[T]) MarshalJSON() ([]byte, error) {
+	switch {
+	case o.Ran:
+		return json.Marshal(o.Value)
+	case o.Failure != "":
+		return json.Marshal(map[string]string{"failure": o.Failure})
+	}
+	return []byte("null"), nil
+}
+
+// Result is all that was measured of one backend.
+type Result struct {
+	Backend    string `json:"backend"`
+	Servers    int    `json:"servers"`
+	Version    string `json:"version"`
+	Durability string `json:"durability"`
+	Loopback   bool   `json:"loopback"`
+	Code       Code   `json:"code"`
+
+	// Failure is why nothing can be measured (any more): the servers did not
+	// start, or do not answer.
+	Failure string `json:"failure,omitempty"`
+
+	Alone   Outcome[Load]    `json:"alone"`      // one caller, one name
+	Many    Outcome[Load]    `json:"many_names"` // many callers, a name each, one Locker
+	Hot     Outcome[Load]    `json:"hot_name"`   // one name, a Locker for each caller
+	Local   Outcome[Load]    `json:"hot_local"`  // one name, one Locker
+	Crash   Outcome[Crash]   `json:"crash"`
+	Reentry Outcome[Reentry] `json:"reentry"`
+	Loss    Outcome[Loss]    `json:"server_loss"`
+}
+
+// violations lists every broken exclusion or token order.
+func (r *Result) violations() []string {
+	var all []string
+	for _, vs := range [][]string{
+		r.Alone.Value.Violations, r.Many.Value.Violations, r.Hot.Value.Violations,
+		r.Local.Value.Violations, r.Crash.Value.Violations, r.Loss.Value.Violations,
+	} {
+		for _, v := range vs {
+			all = append(all, r.Backend+": "+v)
+		}
+	}
+	return all
+}
+
+// failures lists what was tried and did not come about.
+func (r *Result) failures() []string {
+	var all []string
+	if r.Failure != "" {
+		return []string{r.Backend + ": " + r.Failure}
+	}
+	for _, f := range []struct{ what, why string }{
+		{"uncontended", r.Alone.Failure}, {"many names", r.Many.Failure}, {"hot name", r.Hot.Failure},
+		{"hot name in one Locker", r.Local.Failure}, {"crash", r.Crash.Failure},
+		{"re-entry", r.Reentry.Failure}, {"loss of servers", r.Loss.Failure},
+	} {
+		if f.why != "" {
+			all = append(all, r.Backend+": "+f.what+": "+f.why)
+		}
+	}
+	return all
+}
+
+// Report is one run of the benchmark.
+type Report struct {
+	Setup       Setup     `json:"setup"`
+	Results     []*Result `json:"results"`
+	Table       []Row     `json:"table"`
+	Violations  []string  `json:"violations,omitempty"`
+	Failures    []string  `json:"failures,omitempty"`
+	Interrupted bool      `json:"interrupted,omitempty"`
+}
+
+var (
+	// ErrViolation is the error of a run in which two held at once, or tokens went back.
+	ErrViolation = errors.New("exclusion or token order was violated")
+
+	// ErrIncomplete is the error of a run in which something could not be measured.
+	ErrIncomplete = errors.New("not everything could be measured")
+
+	// ErrInterrupted is the error of a run that was cut short.
+	ErrInterrupted = errors.New("interrupted")
+)
+
+// Err says what is wrong with the run as a whole: nil, ErrViolation,
+// ErrInterrupted or ErrIncomplete.
+func (r *Report) Err() error {
+	switch {
+	case len(r.Violations) > 0:
+		return ErrViolation
+	case r.Interrupted:
+		return ErrInterrupted
+	case len(r.Failures) > 0:
+		return ErrIncomplete
+	}
+	return nil
+}
+
+// finish judges what was measured.
+func (r *Report) finish(now time.Time) {
+	for _, res := range r.Results {
+		r.Violations = append(r.Violations, res.violations()...)
+		r.Failures = append(r.Failures, res.failures()...)
+	}
+	r.Setup.Took = now.Sub(r.Setup.Date).Round(time.Second)
+	r.Table = compare(r.Results)
+}

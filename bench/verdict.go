@@ -1,0 +1,64 @@
+package bench
+
+import (
+	"fmt"
+	"math"
+)
+
+// A Verdict compares what the chapter claims with what was measured.
+type Verdict string
+
+const (
+	Reproduced    Verdict = "reproduced"
+	Borderline    Verdict = "borderline"
+	Differs       Verdict = "differs"
+	NotComparable Verdict = "not comparable"
+	NotMeasured   Verdict = "not measured" // failed, interrupted or not asked for; Reason says which
+	Violated      Verdict = "VIOLATION"    // exclusion or token order was broken: the figures are void
+)
+
+// A span is a claimed range; Hi is +Inf for "at least Lo".
+type span struct{ Lo, Hi float64 }
+
+func atLeast(v float64) span { return span{v, math.Inf(1)} }
+
+const (
+	widen = 2.0 // a claim holds for machines like its author's: a factor of two either way is the same
+	edge  = 0.2 // this near to a boundary, the next run might fall on the other side
+)
+
+// judge is the rule for claims that are numbers: reproduced if v lies in the
+// claimed range widened by a factor of two, borderline if it is within 20 % of
+// a boundary of that, else differs. How says in which direction.
+func (s span) judge(v float64) (verdict Verdict, how string) {
+	lo, hi := s.Lo/widen, s.Hi*widen
+	switch {
+	case near(v, lo) || near(v, hi):
+		verdict = Borderline
+	case v < lo || v > hi:
+		verdict = Differs
+	default:
+		verdict = Reproduced
+	}
+	switch {
+	case v < s.Lo:
+		how = fmt.Sprintf("%s below the claim", times(s.Lo/v))
+	case v > s.Hi:
+		how = fmt.Sprintf("%s above the claim", times(v/s.Hi))
+	default:
+		how = "within the claim"
+	}
+	return verdict, how
+}
+
+func near(v, boundary float64) bool {
+	return boundary > 0 && !math.IsInf(boundary, 1) && math.Abs(v-boundary) <= edge*boundary
+}
+
+// times formats a ratio of at least 1: "1.4 times", "31 times".
+func times(r float64) string {
+	if r < 10 {
+		return fmt.Sprintf("%.1f times", r)
+	}
+	return fmt.Sprintf("%.0f times", r)
+}
