@@ -91,7 +91,8 @@ func (d *redlockDriver) usable() error {
 	return d.twice
 }
 
-// timeout is how long an attempt waits for a node.
+// timeout is how long an attempt or a renewal waits for a node. Releases need no
+// part of the TTL to be left.
 func (d *redlockDriver) timeout(ttl time.Duration) time.Duration {
 	return min(d.opt.NodeTimeout, ttl/4)
 }
@@ -329,17 +330,18 @@ func (l *lease) Keeper() driver.Keeper { return l.d.keeper }
 func (l *lease) acquire(ctx context.Context) (driver.Grant, error) {
 	d, ttl := l.d, l.req.TTL
 	start := time.Now()
-	number := d.propose(l.req.Name)
-	if number >= maxNumber {
-		return driver.Grant{}, l.exhausted(number)
+	first := d.propose(l.req.Name)
+	if first >= maxNumber {
+		return driver.Grant{}, l.exhausted(first)
 	}
 	t := &tally{open: slices.Clone(d.nodes)}
 	answers := ask(d, d.nodes, d.timeout(ttl), func(ctx context.Context, n *node) (vote, error) {
-		return l.acquireOn(ctx, n, number)
+		return l.acquireOn(ctx, n, first)
 	})
 	if err := l.firstRound(ctx, start, t, answers); err != nil {
 		return driver.Grant{}, err
 	}
+	number := first
 	if len(t.accepted) < d.quorum {
 		number = t.counter + 1
 		if number >= maxNumber {
@@ -412,7 +414,8 @@ listen:
 	case t.held > spare:
 		return &driver.HeldError{Remaining: t.remaining(d.quorum), Waiters: -1}
 	}
-	return d.noQuorum("acquire", len(t.granted), t.held, append(t.failed, unanswered(t.open)...))
+	silent := slices.DeleteFunc(t.open, func(n *node) bool { return !n.silent.Load() })
+	return d.noQuorum("acquire", len(t.granted), t.held, append(t.failed, unanswered(silent)...))
 }
 
 // secondRound asks those that granted the lock to accept number.
@@ -523,9 +526,8 @@ func (l *lease) end() (sure, maybe []*node) {
 // have something; the others are asked in the background.
 func (l *lease) undo(ctx context.Context) {
 	sure, maybe := l.end()
-	timeout := l.d.timeout(l.req.TTL)
-	ask(l.d, maybe, timeout, l.releaseOn)
-	answers := ask(l.d, sure, timeout, l.releaseOn)
+	ask(l.d, maybe, l.d.opt.NodeTimeout, l.releaseOn)
+	answers := ask(l.d, sure, l.d.opt.NodeTimeout, l.releaseOn)
 	for range sure {
 		select {
 		case <-answers:
@@ -591,7 +593,7 @@ func (l *lease) Release(ctx context.Context) error {
 	d := l.d
 	sure, maybe := l.end()
 	open := append(sure, maybe...)
-	answers := ask(d, open, d.timeout(l.req.TTL), l.releaseOn)
+	answers := ask(d, open, d.opt.NodeTimeout, l.releaseOn)
 	open = slices.Clone(open)
 	var failed []NodeError
 	for {
@@ -635,7 +637,7 @@ func (l *lease) counts() (had, not int) {
 // the background.
 func (d *redlockDriver) Abandon(ctx context.Context, req driver.Request) error {
 	try := d.tries.Add(1) // later than all of this owner
-	answers := ask(d, d.nodes, d.timeout(req.TTL), func(ctx context.Context, n *node) (bool, error) {
+	answers := ask(d, d.nodes, d.opt.NodeTimeout, func(ctx context.Context, n *node) (bool, error) {
 		was, _, err := d.release(ctx, n, req, try, true)
 		return was, err
 	})
