@@ -1,7 +1,6 @@
 package redisbackend
 
 import (
-	"context"
 	"crypto/rand"
 	"fmt"
 	"os"
@@ -85,14 +84,7 @@ func (h *harness) NewLocker(t testing.TB, opts ...distlock.Option) distlock.Lock
 	return l
 }
 
-func (h *harness) Capabilities() driver.Capabilities {
-	d := makeDriver(h.admin, Options{Prefix: h.prefix})
-	caps, err := d.Capabilities(context.Background())
-	if err != nil {
-		panic(err)
-	}
-	return caps
-}
+func (h *harness) Capabilities() driver.Capabilities { return capabilities }
 
 func (h *harness) Expire(t testing.TB, name string) {
 	t.Helper()

@@ -67,30 +67,35 @@ func makeDriver(c redis.UniversalClient, opt Options) *redisDriver {
 	return d
 }
 
+// capabilities need no server to be known.
+var capabilities = driver.Capabilities{
+	Backend:    "redis",
+	Fencing:    true,
+	LockTTL:    true,
+	Push:       true,
+	MinTTL:     minTTL,
+	MaxTTL:     maxTTL,
+	TTLQuantum: time.Millisecond,
+	NumberKind: "hybrid clock (10 µs)",
+}
+
+// Capabilities asks whether the server can do what is needed. It returns the same
+// with and without an error.
 func (d *redisDriver) Capabilities(ctx context.Context) (driver.Capabilities, error) {
 	var report redisnode.Report
 	var err error
 	if gone := d.calls.Go(ctx, func(ctx context.Context) {
 		report, err = redisnode.Probe(ctx, d.c, d.layout, wire)
 	}); gone != nil {
-		return driver.Capabilities{}, gone
+		return capabilities, gone
 	}
 	if err != nil {
-		return driver.Capabilities{}, err
+		return capabilities, err
 	}
 	for _, w := range report.Warnings {
 		d.opt.Logger.WarnContext(ctx, "distlock: redis: "+w)
 	}
-	return driver.Capabilities{
-		Backend:    "redis",
-		Fencing:    true,
-		LockTTL:    true,
-		Push:       true,
-		MinTTL:     minTTL,
-		MaxTTL:     maxTTL,
-		TTLQuantum: time.Millisecond,
-		NumberKind: "hybrid clock (10 µs)",
-	}, nil
+	return capabilities, nil
 }
 
 func (d *redisDriver) Acquire(ctx context.Context, req driver.Request) (driver.Grant, error) {

@@ -78,6 +78,11 @@ func TestCapabilities(t *testing.T) {
 	if got != want {
 		t.Errorf("Capabilities() = %+v, want %+v", got, want)
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got, err := n.Capabilities(ctx); err == nil || got != want {
+		t.Errorf("Capabilities() without a server = %+v, %v, want %+v and an error", got, err, want)
+	}
 	if v := n.raw.Get(t.Context(), n.layout.Version()).Val(); v != wire {
 		t.Errorf("version key is %q, want %q", v, wire)
 	}
