@@ -23,9 +23,9 @@
 // [Restarter], [Spawner]) only where the harness has it; nothing is ever
 // skipped. A claim that doesn't hold fails the cases that need it. The cases of
 // area "capabilities" fail a backend that does what it does not claim, as far as
-// that can be probed: Fencing, FIFO, SharedFate, LockTTL and Push can,
-// Replicated, MinTTL and MaxTTL can not, since the core itself refuses a TTL
-// out of range, and the loss of servers is not seen through a Locker.
+// that can be probed: Fencing, FIFO, SharedFate and Push can. LockTTL, MinTTL and
+// MaxTTL can not, since the core itself refuses what is not claimed, nor can
+// Replicated, since the loss of servers is not seen through a Locker.
 //
 // # Time
 //

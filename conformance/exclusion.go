@@ -195,6 +195,48 @@ func exclusion() []clause {
 			},
 		},
 		{
+			name:  "exclusion/late-release-is-harmless",
+			rule:  "A release that reaches the backend after somebody else got the name removes nothing: release checks the owner.",
+			needs: partitions,
+			waits: true,
+			run: func(e *env) {
+				a, b, c, name := e.brief(distlock.WithReleaseTimeout(200*time.Millisecond)), e.locker(), e.locker(), e.name("x")
+				stale := e.lock(a, name)
+				p := e.wait(e.ctx, b, name)
+				heal := e.partition(a)
+				e.lost(stale) // its release is tried again and again from here on
+				fresh := p.got()
+				heal()
+				e.unlock(e.lock(a, e.name("other"))) // it is connected again
+				e.pass(e.ttl, "the late release arrives")
+				e.held(fresh)
+				e.refused(c, name)
+			},
+		},
+		{
+			name:  "exclusion/own-late-release-is-harmless",
+			rule:  "A release that is still open when its own Locker takes the name again removes nothing of the new holding: each acquisition is an owner of its own.",
+			needs: partitions,
+			waits: true,
+			run: func(e *env) {
+				a, b, name := e.locker(distlock.WithReleaseTimeout(200*time.Millisecond)), e.locker(), e.name("x")
+				first := e.lock(a, name)
+				heal := e.partition(a)
+				if err := first.Unlock(e.ctx); err == nil {
+					e.Error("Unlock without a backend returned nil")
+				}
+				heal()
+				second := e.lock(a, name)
+				e.pass(time.Second, "the release of the first holding is repeated")
+				e.held(second)
+				e.refused(b, name)
+				if err := second.Renew(e.ctx); err != nil {
+					e.Errorf("Renew of the new holding: %v", err)
+				}
+				e.unlock(second)
+			},
+		},
+		{
 			name: "exclusion/cancelled-in-flight",
 			rule: "A Lock whose ctx ends in the moment it is granted either holds the lock or leaves nothing: never an error with the name taken, never a lock that another can have.",
 			run: func(e *env) {

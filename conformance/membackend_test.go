@@ -16,6 +16,7 @@ import (
 
 // TestMembackend runs the suite on every kind of backend that membackend can be.
 func TestMembackend(t *testing.T) {
+	t.Parallel()
 	for name, o := range map[string]membackend.Options{
 		"queueing":            {},
 		"polling":             {Polling: true},
@@ -32,11 +33,19 @@ func TestMembackend(t *testing.T) {
 	}
 }
 
+// TestUnfenced runs the suite on a backend without fencing tokens.
+func TestUnfenced(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, func(*testing.T) conformance.Harness { return unfenced() })
+}
+
 // memory is the Harness of membackend.
 type memory struct {
 	opts  membackend.Options
 	store *membackend.Store
 	wrap  func(driver.Driver) driver.Driver
+
+	together bool // Expire ends all that the holder's Locker has
 
 	mu      sync.Mutex
 	lockers int
@@ -91,7 +100,7 @@ func (m *memory) Capabilities() driver.Capabilities {
 
 func (m *memory) Expire(t testing.TB, name string) {
 	t.Helper()
-	if !m.opts.SharedFate {
+	if !m.opts.SharedFate && !m.together {
 		if !m.store.Expire(name) {
 			t.Fatalf("nobody holds %q", name)
 		}

@@ -1,0 +1,67 @@
+package conformance_test
+
+import (
+	"regexp"
+	"testing"
+
+	"example.com/distlock/conformance"
+	"example.com/distlock/membackend"
+)
+
+func TestCases(t *testing.T) {
+	cases := conformance.Cases()
+	if len(cases) < 60 {
+		t.Errorf("%d cases, want at least 60", len(cases))
+	}
+	form := regexp.MustCompile(`^[a-z]+/[a-z][a-z0-9-]*$`)
+	names, areas := map[string]bool{}, map[string]int{}
+	for _, c := range cases {
+		if !form.MatchString(c.Name) {
+			t.Errorf("name %q, want area/what", c.Name)
+		}
+		if names[c.Name] {
+			t.Errorf("two cases are called %q", c.Name)
+		}
+		names[c.Name] = true
+		areas[c.Area()]++
+		if len(c.Rule) < 20 || c.Rule[len(c.Rule)-1] != '.' {
+			t.Errorf("case %q: rule %q is no sentence", c.Name, c.Rule)
+		}
+		if c.Run == nil {
+			t.Errorf("case %q does nothing", c.Name)
+		}
+	}
+	for _, area := range []string{
+		"exclusion", "waiting", "fairness", "loss", "fencing", "names", "ttl", "reentry", "errors", "close", "capabilities",
+	} {
+		if areas[area] < 3 {
+			t.Errorf("area %q has %d cases", area, areas[area])
+		}
+		delete(areas, area)
+	}
+	for area := range areas {
+		t.Errorf("unknown area %q", area)
+	}
+}
+
+// TestEveryCaseRuns checks that each case is registered for some backend of this
+// package's tests: one that never is would never be tested itself.
+func TestEveryCaseRuns(t *testing.T) {
+	hs := []conformance.Harness{
+		newTownHall(t), newMemory(membackend.Options{}),
+		newMemory(membackend.Options{SharedFate: true, SingleTTL: true}),
+		newMemory(membackend.Options{MaxTTL: 1 << 40}),
+		unfenced(),
+	}
+	registered := map[string]bool{}
+	for _, h := range hs {
+		for _, c := range conformance.For(h) {
+			registered[c.Name] = true
+		}
+	}
+	for _, c := range conformance.Cases() {
+		if !registered[c.Name] {
+			t.Errorf("case %q runs nowhere", c.Name)
+		}
+	}
+}
