@@ -250,7 +250,7 @@ func (n *contender) fresh(ctx context.Context, a *attempt, g *grant) error {
 		case !kp.shared || c.left(g.valid) >= g.ttl/4:
 			return nil
 		}
-		asked, next := g.renewNow(), kp.interval
+		asked, next, retry := g.renewNow(), kp.interval, retryPause(kp.ttl)
 		c.unlock()
 		err := contextError(ctx)
 		select {
@@ -259,7 +259,7 @@ func (n *contender) fresh(ctx context.Context, a *attempt, g *grant) error {
 		}
 		if err != nil && ctx.Err() == nil && !errors.Is(err, ErrNotHeld) {
 			n.last = err
-			n.pause(ctx, min(retryPause(kp.ttl), next), nil)
+			n.pause(ctx, min(retry, next), nil)
 		}
 		c.mu.Lock()
 		switch {
