@@ -59,24 +59,27 @@ func newBackend(cli *clientv3.Client, o *Options) (*backend, error) {
 	return b, nil
 }
 
+var capabilities = driver.Capabilities{
+	Backend:    "etcd",
+	Fencing:    true,
+	FIFO:       true,
+	Replicated: true,
+	SharedFate: true,
+	LockTTL:    true,
+	Push:       true,
+	MinTTL:     minTTL,
+	MaxTTL:     maxTTL,
+	TTLQuantum: time.Second,
+	NumberKind: "create revision",
+}
+
 // Capabilities looks at the server's version and at the layout under the prefix.
+// What it returns does not depend on them, and is returned with an error too.
 func (b *backend) Capabilities(ctx context.Context) (driver.Capabilities, error) {
-	if err := b.probe(clientv3.WithRequireLeader(ctx)); err != nil {
-		return driver.Capabilities{}, b.classify(err)
+	if ctx.Err() != nil {
+		return capabilities, context.Cause(ctx) // not even a connection
 	}
-	return driver.Capabilities{
-		Backend:    "etcd",
-		Fencing:    true,
-		FIFO:       true,
-		Replicated: true,
-		SharedFate: true,
-		LockTTL:    true,
-		Push:       true,
-		MinTTL:     minTTL,
-		MaxTTL:     maxTTL,
-		TTLQuantum: time.Second,
-		NumberKind: "create revision",
-	}, nil
+	return capabilities, b.classify(b.probe(clientv3.WithRequireLeader(ctx)))
 }
 
 func (b *backend) probe(ctx context.Context) error {

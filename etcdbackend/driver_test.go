@@ -11,6 +11,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/namespace"
+	"google.golang.org/grpc/connectivity"
 
 	"example.com/distlock"
 	"example.com/distlock/driver"
@@ -500,6 +501,23 @@ func TestCapabilities(t *testing.T) {
 	var fatal *driver.PermanentError
 	if !errors.As(err, &fatal) || !strings.Contains(err.Error(), `"2"`) {
 		t.Errorf("another layout: %v", err)
+	}
+}
+
+// New's caller learns what needs no server, and no server is asked.
+func TestCapabilitiesWithoutServer(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c, err := r.Capabilities(ctx)
+	if err == nil || c != capabilities {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if st := r.cli.ActiveConnection().GetState(); st != connectivity.Idle {
+		t.Errorf("the connection is %v", st)
+	}
+	if n := r.tap.counts(); len(n) > 0 {
+		t.Errorf("sent: %v", n)
 	}
 }
 

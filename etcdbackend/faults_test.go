@@ -424,7 +424,6 @@ func TestServerGone(t *testing.T) {
 	p := r.peer()
 	w := await(t, p.queue(request("a", long)))
 	waiting(t, w)
-	n := goroutines()
 	s.Pause(t) // connections stay, nobody answers
 	timed := func(what string, f func(context.Context) error) {
 		t.Helper()
@@ -453,7 +452,9 @@ func TestServerGone(t *testing.T) {
 	case <-time.After(soon):
 		t.Error("still waiting after Close")
 	}
-	eventually(t, soon, "the goroutines have ended", func() bool { return goroutines() <= n })
+	if err := p.hub.close(bounded(t)); err != nil {
+		t.Errorf("the watch's goroutines run after Close: %v", err)
+	}
 	s.Resume(t)
 }
 
