@@ -45,11 +45,6 @@ func wireOwner(owner string, try uint64) string {
 	return owner + "." + strconv.FormatUint(try, 10)
 }
 
-// hintMessage is what a release publishes.
-func hintMessage(owner string, try uint64, name string) string {
-	return wireOwner(owner, try) + " " + name
-}
-
 // verdict is the first word of the replies of acquire.lua and accept.lua.
 type verdict string
 
