@@ -3,6 +3,7 @@ package etcdbackend
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -370,6 +371,87 @@ func TestWatchIsInterrupted(t *testing.T) {
 	case <-held:
 	case <-time.After(2 * soon):
 		t.Error("the holder of the key that was deleted meanwhile is not told")
+	}
+}
+
+// The predecessor's key is deleted after the transaction or the read that showed
+// it, and before the waiter knows that answer. The waiter would look by itself
+// only after 20 s.
+func TestPredecessorGoneBeforeTheAnswer(t *testing.T) {
+	for _, warm := range []bool{false, true} {
+		for _, method := range []string{"Txn", "Range"} {
+			t.Run(fmt.Sprintf("%s/warm=%t", method, warm), func(t *testing.T) {
+				r := newRig(t)
+				p := r.peer()
+				p.release(p.take(request("other", long)).Lease)
+				if warm {
+					g := p.take(request("a", long))
+					w := await(t, r.queue(request("a", long)))
+					waiting(t, w)
+					p.release(g.Lease)
+					r.release(granted(t, w, soon).Lease)
+				}
+				g := p.take(request("a", long))
+				var middle driver.Ticket
+				if method == "Range" { // a place in the middle, given up, makes the waiter read
+					middle = p.queue(request("a", long))
+				}
+				armed := make(chan struct{})
+				r.tap.set(func(m string, req any) fault {
+					if m != method || method == "Txn" && !isAcquire(req) {
+						return fault{}
+					}
+					select {
+					case <-armed:
+					default:
+						if method == "Range" {
+							return fault{}
+						}
+					}
+					r.tap.hook = nil
+					return fault{kind: slowReply, between: func() {
+						p.release(g.Lease)
+						time.Sleep(50 * time.Millisecond) // the watch tells of it meanwhile
+					}}
+				})
+				w := await(t, r.queue(request("a", long)))
+				if method == "Range" {
+					waiting(t, w)
+					close(armed)
+					if err := middle.Leave(bounded(t)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				granted(t, w, soon)
+			})
+		}
+	}
+}
+
+// Time counts from before the request is sent, however late the reply comes.
+func TestFromIsBeforeTheRequest(t *testing.T) {
+	r, _, px := proxied(t)
+	const delay = 100 * time.Millisecond // each way
+	check := func(what string, began, from time.Time) {
+		t.Helper()
+		if took := time.Since(began); took < 2*delay || from.Before(began) || from.Sub(began) >= delay {
+			t.Errorf("%s took %v and counts from %v after its start", what, took, from.Sub(began))
+		}
+	}
+	if err := r.probe(bounded(t)); err != nil { // connected
+		t.Fatal(err)
+	}
+	px.Delay(delay)
+	began := time.Now()
+	g := r.take(request("a", long))
+	check("a grant", began, g.From)
+	for range 2 { // opens the stream, and uses it again
+		began = time.Now()
+		c := g.Lease.Keeper().Renew(bounded(t), nil)[0]
+		if c.Err != nil {
+			t.Fatal(c.Err)
+		}
+		check("a keepalive", began, c.From)
 	}
 }
 

@@ -49,6 +49,8 @@ type fault struct {
 	kind faultKind
 	wait <-chan struct{} // for lateRequest: when it goes on
 	done chan struct{}   // for lateRequest: closed when it has been answered
+
+	between func() // for slowReply
 }
 
 type faultKind int
@@ -58,6 +60,7 @@ const (
 	loseRequest           // never sent, the caller is told "unavailable"
 	loseReply             // applied, the caller is told "unavailable"
 	lateRequest           // the caller is told "unavailable" at once, the request is sent later
+	slowReply             // between is called after the server's answer, before the caller has it
 )
 
 func (tp *tap) set(hook func(method string, req any) fault) {
@@ -120,6 +123,10 @@ func (tp *tap) unary(ctx context.Context, full string, req, reply any, cc *grpc.
 			return err
 		}
 		return lost
+	case slowReply:
+		err := invoke(ctx, full, req, reply, cc, opts...)
+		f.between()
+		return err
 	case lateRequest:
 		tp.late.Go(func() {
 			<-f.wait
