@@ -53,7 +53,7 @@ var planted = []struct {
 	{"nothing is renewed", "loss/watchdog-keeps", inject(membackend.Renew)},
 	{"SharedFate over-claimed", "loss/shared-fate", claim(func(c *driver.Capabilities) { c.SharedFate = true })},
 	{"numbers stand still", "fencing/tokens-grow", broken(func(f *faults) {
-		f.grant = func(g *driver.Grant) { g.Number = 7 }
+		f.grant = sameNumber
 	})},
 	{"numbers of each client's own", "fencing/grows-over-new-lockers", broken(func(f *faults) {
 		var n uint64
@@ -208,7 +208,7 @@ func brokenStore(plant func(*memory)) func() conformance.Harness {
 func unfenced() conformance.Harness {
 	return broken(func(f *faults) {
 		f.claims = func(c *driver.Capabilities) { c.Fencing, c.NumberKind = false, "" }
-		f.grant = func(g *driver.Grant) { g.Number = 1 }
+		f.grant = sameNumber
 	})()
 }
 
@@ -309,6 +309,8 @@ func grantAnyway(req driver.Request, g driver.Grant, err error) (driver.Grant, e
 	}
 	return g, err
 }
+
+func sameNumber(g *driver.Grant) { g.Number = 1 }
 
 // nobodys is a lease that is not one.
 type nobodys struct{}
