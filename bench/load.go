@@ -48,6 +48,7 @@ type Load struct {
 	Jain      float64 `json:"jain,omitempty"`
 	Overtaken float64 `json:"overtaken"` // share of waits during which some other contender was served twice
 	Lost      int64   `json:"lost"`      // locks lost while held
+	Repeated  int64   `json:"repeated"`  // calls of Unlock that had to be repeated, their outcome being open
 
 	Violations []string `json:"violations,omitempty"`
 }
@@ -104,7 +105,7 @@ func (l load) run(ctx context.Context) (Load, error) {
 			res.Seconds = clock.close().Sub(*clock.start.Load()).Seconds()
 			return nil
 		}
-		if err := sleep(runCtx, l.warmup); err != nil {
+		if err := l.warmUp(runCtx, contenders); err != nil {
 			return err
 		}
 		before, countErr := l.count(runCtx)
@@ -147,6 +148,7 @@ func (l load) run(ctx context.Context) (Load, error) {
 		handoff.merge(c.handoff)
 		res.Cycles += c.cycles
 		res.Lost += c.lost
+		res.Repeated += c.repeated
 		res.Shares = append(res.Shares, c.cycles)
 		waits += c.waits
 		overtaken += c.overtaken
@@ -165,6 +167,23 @@ func (l load) run(ctx context.Context) (Load, error) {
 		res.Handoff = handoff.quantiles()
 	}
 	return res, nil
+}
+
+// warmUp waits for the time that does not count, and until every contender has
+// been served once: first uses connect, and create what stays.
+func (l load) warmUp(ctx context.Context, contenders []*contender) error {
+	if err := sleep(ctx, l.warmup); err != nil {
+		return err
+	}
+	deadline := time.Now().Add(l.opTimeout)
+	for _, c := range contenders {
+		for !c.served.Load() && time.Now().Before(deadline) {
+			if err := sleep(ctx, 5*time.Millisecond); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 var errNoCount = errors.New("requests of this backend are not counted")
@@ -196,8 +215,11 @@ type contender struct {
 	clock   *window
 	todo    *atomic.Int64 // cycles that nobody has begun yet; nil if time is what ends the run
 
-	acquire, release, handoff      *recorder
-	cycles, waits, overtaken, lost int64
+	served atomic.Bool // once at least
+
+	acquire, release, handoff *recorder
+	cycles, waits, overtaken  int64
+	lost, repeated            int64
 }
 
 // loop runs cycles until ctx ends, or returns the first failure.
@@ -216,6 +238,7 @@ func (c *contender) loop(ctx context.Context) error {
 			}
 			return nil
 		}
+		c.served.Store(true)
 		seen := c.witness.enter(c.id, place, lk, granted)
 
 		leaving := time.Now()
@@ -253,11 +276,22 @@ func (c *contender) lock(ctx context.Context) (*distlock.Lock, error) {
 	return c.locker.Lock(ctx, c.name)
 }
 
-// unlock outlives ctx: a run that is over must not leave its locks behind.
+// unlock outlives ctx: a run that is over must not leave its locks behind. Its
+// duration is until the release is confirmed.
 func (c *contender) unlock(ctx context.Context, lk *distlock.Lock) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.timeout)
 	defer cancel()
-	return lk.Unlock(ctx)
+	for {
+		err := lk.Unlock(ctx)
+		if err == nil || errors.Is(err, distlock.ErrLost) || errors.Is(err, distlock.ErrNotHeld) {
+			return err
+		}
+		// The outcome is open; Unlock may be called again until it is known.
+		if sleep(ctx, 10*time.Millisecond) != nil {
+			return err
+		}
+		c.repeated++
+	}
 }
 
 // sleep waits for d, or returns why ctx ended.

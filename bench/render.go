@@ -110,13 +110,20 @@ func (r *Report) WriteTerminal(w io.Writer) error {
 	writeCells(&b, first, column, head)
 	b.WriteString(rule)
 	for _, row := range r.Table {
-		cells := [][]string{wrap(row.Dimension, first-1)}
+		label := wrap(row.Dimension, first-1)
+		if !row.Claimed {
+			label = append(label, "(no claim)")
+		}
+		cells := [][]string{label}
 		for _, c := range row.Cells {
 			lines := wrap(c.Figure, column-1)
 			if c.Claim != "" {
 				lines = append(lines, wrap("claim: "+c.Claim, column-1)...)
 			}
-			cells = append(cells, append(lines, wrap(fmt.Sprintf("→ %s [%d]", c.Verdict, n.number(c.Reason)), column-1)...))
+			if !c.unclaimed(row) {
+				lines = append(lines, wrap(fmt.Sprintf("→ %s [%d]", c.Verdict, n.number(c.Reason)), column-1)...)
+			}
+			cells = append(cells, lines)
 		}
 		writeCells(&b, first, column, cells)
 		b.WriteString(rule)
@@ -136,6 +143,10 @@ func (r *Report) WriteTerminal(w io.Writer) error {
 	_, err := io.WriteString(w, b.String())
 	return err
 }
+
+// unclaimed reports whether there is nothing to say about c but its figure: no
+// cell of the row has a claim, and the figure is there.
+func (c Cell) unclaimed(row Row) bool { return !row.Claimed && c.Reason == noClaim }
 
 // writeCells writes cells of several lines side by side.
 func writeCells(b *strings.Builder, first, column int, cells [][]string) {
@@ -212,14 +223,20 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 			if c.Claim != "" {
 				parts = append(parts, "claim: "+escape(c.Claim))
 			}
-			parts = append(parts, fmt.Sprintf("*%s* [%d]", c.Verdict, n.number(c.Reason)))
+			if !c.unclaimed(row) {
+				parts = append(parts, fmt.Sprintf("*%s* [%d]", c.Verdict, n.number(c.Reason)))
+			}
 			fmt.Fprintf(&b, " %s |", strings.Join(parts, "<br>"))
 		}
 		b.WriteByte('\n')
 	}
 	b.WriteString("\n## Rows\n\n")
 	for _, row := range r.Table {
-		fmt.Fprintf(&b, "- **%s**: %s\n", escape(row.Dimension), escape(row.How))
+		how := row.How
+		if !row.Claimed {
+			how += " (the chapter makes no claim)"
+		}
+		fmt.Fprintf(&b, "- **%s**: %s\n", escape(row.Dimension), escape(how))
 	}
 	b.WriteString("\n## Notes\n\n")
 	for i, reason := range n.list {

@@ -13,7 +13,8 @@ import (
 // A Row is one line of the comparison.
 type Row struct {
 	Dimension string `json:"dimension"`
-	How       string `json:"how"` // what was measured
+	How       string `json:"how"`     // what was measured
+	Claimed   bool   `json:"claimed"` // the chapter says something about it
 	Cells     []Cell `json:"cells"`
 }
 
@@ -56,6 +57,7 @@ func compare(results []*Result) []Row {
 			if c.Claim == "" && (c.Verdict == "" || c.Verdict == Reproduced || c.Verdict == Differs || c.Verdict == Borderline) {
 				c.Verdict, c.Reason = NotComparable, noClaim
 			}
+			row.Claimed = row.Claimed || c.Claim != ""
 			row.Cells = append(row.Cells, c)
 		}
 		rows = append(rows, row)
@@ -157,7 +159,7 @@ var dimensions = []dimension{
 				cell := Cell{Figure: fmt.Sprintf("%s (%s–%s), %.2f × TTL", dur(c.median()),
 					dur(c.Samples[0]), dur(c.Samples[len(c.Samples)-1]), c.ofTTL())}
 				atOnce := c.ofTTL() < 0.1
-				expiry := c.ofTTL() >= 0.5 && c.ofTTL() <= 1.25
+				expiry := c.ofTTL() >= 0.5 && c.ofTTL() <= 1.5
 				switch {
 				case r.Backend == "zookeeper" && atOnce:
 					cell.Verdict, cell.Reason = Reproduced, "released within a tenth of the session timeout"
@@ -391,6 +393,9 @@ func ofLoad(r *Result, o Outcome[Load], cell func(Load) Cell) Cell {
 		c := cell(l)
 		if l.Lost > 0 {
 			c.Figure += fmt.Sprintf(" (%d lost while held)", l.Lost)
+		}
+		if l.Repeated > 0 {
+			c.Figure += fmt.Sprintf(" (%d Unlocks repeated)", l.Repeated)
 		}
 		return c
 	})

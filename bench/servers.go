@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -13,72 +12,59 @@ import (
 	"example.com/distlock/membackend"
 )
 
-// servers starts what is measured. Redis runs as most do, in memory, and
-// ZooKeeper and etcd as they must, writing to disk before they answer; that takes
-// two beds, opened when they are first needed.
+// servers starts what is measured.
 type servers struct {
 	provider string
 	log      io.Writer
-	beds     map[bool]*testbed.Bed // by durable
-}
-
-func (s *servers) bed(ctx context.Context, durable bool) (*testbed.Bed, error) {
-	if b := s.beds[durable]; b != nil {
-		return b, nil
-	}
-	b, err := testbed.Open(ctx, testbed.Config{Provider: s.provider, Durable: durable, Log: s.log})
-	if err != nil {
-		return nil, err
-	}
-	if s.beds == nil {
-		s.beds = map[bool]*testbed.Bed{}
-	}
-	s.beds[durable] = b
-	return b, nil
+	bed      *testbed.Bed // opened when it is first needed
 }
 
 // name is the provider that was chosen.
 func (s *servers) name() string {
-	for _, b := range s.beds {
-		return b.Provider()
+	if s.bed == nil {
+		return "none"
 	}
-	return "none"
+	return s.bed.Provider()
 }
 
 func (s *servers) close() error {
-	var errs []error
-	for _, b := range s.beds {
-		errs = append(errs, b.Close())
+	if s.bed == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	return s.bed.Close()
 }
 
-// start runs the servers of one backend.
-func (s *servers) start(ctx context.Context, backend string) (*target, error) {
-	t := &target{backend: backend}
+// start runs the servers of one backend: Redis as most do, in memory; ZooKeeper
+// and etcd as they must to keep their promise, writing to disk before they answer.
+func (s *servers) start(ctx context.Context, backend string) (t *target, err error) {
+	t = &target{backend: backend}
 	if backend == "memory" {
 		t.store = membackend.NewStore()
 		t.durability = "nothing is kept"
 		return t, nil
 	}
-	durable := backend == "zookeeper" || backend == "etcd"
-	b, err := s.bed(ctx, durable)
-	if err != nil {
-		return nil, err
+	if s.bed == nil {
+		s.bed, err = testbed.Open(ctx, testbed.Config{Provider: s.provider, Log: s.log})
+		if err != nil {
+			return nil, err
+		}
 	}
 	var list []*testbed.Server
+	durability := "in memory, no persistence"
 	switch backend {
 	case "redis":
 		var one *testbed.Server
-		if one, err = b.Redis(ctx); err == nil {
+		if one, err = s.bed.Redis(ctx); err == nil {
 			list = []*testbed.Server{one}
 		}
 	case "redlock":
-		list, err = b.RedisNodes(ctx, 5)
+		list, err = s.bed.RedisNodes(ctx, 5)
 	case "zookeeper":
-		list, err = members(b.ZooKeeper(ctx, 3))
+		list, err = members(s.bed.ZooKeeper(ctx, 3, testbed.Durable()))
+		durability = "each write on disk (fsync) before its answer"
 	case "etcd":
-		list, err = members(b.Etcd(ctx, 3))
+		list, err = members(s.bed.Etcd(ctx, 3, testbed.Durable()))
+		durability = "each write on disk (fsync) before its answer"
 	default:
 		err = fmt.Errorf("unknown backend %q", backend)
 	}
@@ -88,20 +74,13 @@ func (s *servers) start(ctx context.Context, backend string) (*target, error) {
 	for _, server := range list {
 		t.addrs = append(t.addrs, server.Addr())
 	}
-	external := b.Provider() == "external"
-	switch {
-	case external:
+	if s.bed.Provider() == "external" {
 		t.durability = "persistence as its owner set it"
-	case durable:
-		t.durability = "each write on disk (fsync) before its answer"
-	default:
-		t.durability = "in memory, no persistence"
+		return t, nil
 	}
-	if !external {
-		t.kill = func(ctx context.Context, addr string) error {
-			i := slices.Index(t.addrs, addr)
-			return list[i].Fault().Kill(ctx)
-		}
+	t.durability = durability
+	t.kill = func(ctx context.Context, addr string) error {
+		return list[slices.Index(t.addrs, addr)].Fault().Kill(ctx)
 	}
 	return t, nil
 }

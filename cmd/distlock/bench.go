@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"example.com/distlock/bench"
 )
 
@@ -30,7 +32,7 @@ func runBench(ctx context.Context, env env, args []string) error {
 	flags.IntVar(&cfg.Crashes, "crashes", 5, "processes to kill, per backend")
 	flags.StringVar(&cfg.Provider, "provider", "", "of the servers: auto, containers, processes or external; external ones by\nDISTLOCK_TESTBED_REDIS, …_ZOOKEEPER, …_ETCD (default $DISTLOCK_TESTBED, else auto)")
 	var (
-		short  = flags.Bool("short", false, "one quick pass: -duration 500ms -crash-ttl 2s -crashes 1, unless given")
+		short  = flags.Bool("short", false, "one quick pass: -duration 1s -crash-ttl 2s -crashes 1, unless given")
 		quiet  = flags.Bool("quiet", false, "show no progress")
 		asJSON = flags.Bool("json", false, "print JSON instead of the table")
 		out    = flags.String("out", "bench-results", "`folder` for report.md and report.json; empty writes none")
@@ -41,7 +43,7 @@ func runBench(ctx context.Context, env env, args []string) error {
 	if *short {
 		given := map[string]bool{}
 		flags.Visit(func(f *flag.Flag) { given[f.Name] = true })
-		for name, value := range map[string]string{"duration": "500ms", "crash-ttl": "2s", "crashes": "1"} {
+		for name, value := range map[string]string{"duration": "1s", "crash-ttl": "2s", "crashes": "1"} {
 			if !given[name] {
 				if err := flags.Set(name, value); err != nil {
 					return err
@@ -53,6 +55,8 @@ func runBench(ctx context.Context, env env, args []string) error {
 		cfg.Progress = env.stderr
 	}
 
+	// Servers are killed on purpose; the report says what came of it.
+	redis.SetLogger(silent{})
 	report, err := bench.Run(ctx, cfg)
 	if err != nil {
 		return &statusError{exitUsage, err}
@@ -76,6 +80,11 @@ func runBench(ctx context.Context, env env, args []string) error {
 	}
 	return err
 }
+
+// silent drops what the Redis client logs about connections.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
 
 // list parses a comma-separated list.
 func list(to *[]string) func(string) error {

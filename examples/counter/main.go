@@ -55,7 +55,7 @@ func run(ctx context.Context, stdout, stderr io.Writer, args []string) error {
 		workers    = flags.Int("workers", 30, "how many there are")
 		increments = flags.Int("increments", 200, "by each worker")
 		nolock     = flags.Bool("nolock", false, "go without the lock, and see what is lost")
-		limit      = flags.Duration("timeout", 3*time.Minute, "for everything but the start of servers")
+		limit      = flags.Duration("timeout", 5*time.Minute, "for everything but the start of servers")
 	)
 	if err := flags.Parse(args); err != nil {
 		return err
