@@ -1,0 +1,13 @@
+package redisbackend
+
+import (
+	"testing"
+
+	"example.com/distlock/internal/guarantees"
+	"example.com/distlock/internal/testbed"
+)
+
+func TestGuarantees(t *testing.T) {
+	h := newHarness(t, testbed.Redis(t))
+	guarantees.Check(t, h, &restartHarness{harness: h})
+}

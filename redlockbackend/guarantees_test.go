@@ -1,0 +1,13 @@
+package redlockbackend
+
+import (
+	"testing"
+
+	"example.com/distlock/internal/guarantees"
+	"example.com/distlock/internal/testbed"
+)
+
+func TestGuarantees(t *testing.T) {
+	h := newHarness(t, testbed.RedisNodes(t, 5))
+	guarantees.Check(t, h, &restartHarness{harness: h})
+}
