@@ -167,8 +167,12 @@ func mark(yes bool) string {
 
 // span writes a duration as people do: 1h0m0s is 1h.
 func span(d time.Duration) string {
-	if d == 0 {
+	const day = 24 * time.Hour
+	switch {
+	case d == 0:
 		return "–"
+	case d > 2*day:
+		return fmt.Sprintf("%d days", d/day)
 	}
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {

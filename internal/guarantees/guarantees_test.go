@@ -70,6 +70,7 @@ func TestRecords(t *testing.T) {
 func TestSpan(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		0: "–", time.Millisecond: "1ms", 2 * time.Second: "2s", time.Minute: "1m", 24 * time.Hour: "24h",
+		49 * time.Hour: "2 days", 87600 * time.Hour: "3650 days",
 		90 * time.Minute: "1h30m", time.Hour + time.Second: "1h0m1s", 100 * time.Second: "1m40s", 10 * time.Second: "10s",
 	} {
 		if got := span(d); got != want {
