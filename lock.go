@@ -294,7 +294,7 @@ func (h *holding) checkClock() {
 	c := h.c
 	switch {
 	case c.left(h.g.valid) <= 0:
-		h.lose(Expired, nil)
+		h.lose(Expired, h.g.lastErr)
 	case h.fixed.length > 0 && c.left(h.fixed) <= 0:
 		h.lose(Expired, nil)
 	case h.max.length > 0 && c.left(h.max) <= 0:

@@ -88,9 +88,11 @@ func New(d driver.Driver, opts ...Option) (*Client, error) {
 	c.background, c.cut = context.WithCancel(context.Background())
 	c.alarms.fire = func() {
 		c.mu.Lock()
-		defer c.unlock()
+		c.active++ // Close waits for observers to be told
 		c.alarms.ring()
 		c.flushDue()
+		c.unlock()
+		c.end()
 	}
 	caps, _ := d.Capabilities(canceled) // sends nothing, and tells what needs no server
 	c.known.Store(&knowledge{Capabilities: caps})

@@ -299,7 +299,9 @@ func (a *attempt) ended(reason error) {
 		defer c.unlock()
 		a.gone, a.goneErr = true, reason
 		if a.g != nil && a.g.h != nil {
-			a.g.h.lose(Revoked, reason)
+			h := a.g.h
+			h.checkClock() // the server's end of a TTL may be told before our timer fires
+			h.lose(Revoked, reason)
 		}
 	})
 	c.mu.Unlock()
