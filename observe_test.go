@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,17 +67,17 @@ func TestObserverIsToldEachStep(t *testing.T) {
 
 func TestObserverMayUseTheLock(t *testing.T) {
 	each(t, func(e *env) {
-		var lk *distlock.Lock
-		told := 0
+		var lk atomic.Pointer[distlock.Lock]
+		var told atomic.Int64
 		l := e.locker("a", distlock.WithObserver(distlock.ObserverFunc(func(context.Context, distlock.Event) {
-			told++
-			_ = lk.Err() // would block for ever if the Locker's mutex were held
+			told.Add(1)
+			_ = lk.Load().Err() // would block for ever if the Locker's mutex were held
 		})))
-		lk = e.lock(l, "n")
+		lk.Store(e.lock(l, "n"))
 		time.Sleep(ttl)
-		e.unlock(lk)
-		if told < 3 {
-			e.Errorf("told %d times", told)
+		e.unlock(lk.Load())
+		if n := told.Load(); n < 3 {
+			e.Errorf("told %d times", n)
 		}
 	})
 }

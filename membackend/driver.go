@@ -195,12 +195,16 @@ func (d *base) Close(ctx context.Context) error {
 }
 
 // Inspect implements driver.Inspector.
-func (d *base) Inspect(ctx context.Context, name string) (info driver.Info, err error) {
-	err = d.send(ctx, call{op: Inspect, lock: name}, "", func(context.Context) error {
+func (d *base) Inspect(ctx context.Context, name string) (driver.Info, error) {
+	var info driver.Info
+	err := d.send(ctx, call{op: Inspect, lock: name}, "", func(context.Context) error {
 		info = d.s.Inspect(name)
 		return nil
 	})
-	return info, err
+	if err != nil {
+		return driver.Info{}, err
+	}
+	return info, nil
 }
 
 // Force implements driver.Forcer.
@@ -281,7 +285,7 @@ func (d *base) send(ctx context.Context, c call, owner string, apply func(contex
 	if err != nil {
 		return err
 	}
-	return d.carry(ctx, f, func(ctx context.Context, arrived bool) error {
+	return d.carry(ctx, c.op, f, func(ctx context.Context, arrived bool) error {
 		if owner != "" {
 			defer s.locked(func() { s.settle(owner) })
 		}
@@ -294,13 +298,13 @@ func (d *base) send(ctx context.Context, c call, owner string, apply func(contex
 
 // carry runs apply as the fault f and the network let it: exactly once, with
 // arrived false if the request got lost.
-func (d *base) carry(ctx context.Context, f *Injected, apply func(ctx context.Context, arrived bool) error) error {
+func (d *base) carry(ctx context.Context, op Op, f *Injected, apply func(ctx context.Context, arrived bool) error) error {
 	lost := func(err error) error {
 		_ = apply(ctx, false)
 		return err
 	}
 	switch {
-	case f.is(FailBefore):
+	case f.is(FailBefore), f.is(Late) && op == Wait: // waiting is no request that could be late
 		return lost(f.f.Err)
 	case f.is(Late):
 		f.later(func() { _ = apply(context.WithoutCancel(ctx), true) })

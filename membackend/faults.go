@@ -34,7 +34,7 @@ const (
 	// LoseReply: the Store does what was asked, the caller gets an error.
 	LoseReply
 	// Late: the caller gets an error at once; the Store does what was asked
-	// after Delay, or at Resume if Delay is 0.
+	// after Delay, or at Resume if Delay is 0. A Wait just fails.
 	Late
 	// HangRequest: the call does not return, whatever happens to its ctx, and its
 	// request reaches the Store after Delay, or at Resume if Delay is 0.

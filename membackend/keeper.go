@@ -128,7 +128,7 @@ func (d *base) renew(ctx context.Context, k driver.Keeper, ks []driver.Kept, app
 		whole = slow
 	}
 	answers := out
-	err = d.carry(ctx, whole, func(_ context.Context, arrived bool) error {
+	err = d.carry(ctx, Renew, whole, func(_ context.Context, arrived bool) error {
 		if !arrived {
 			return nil
 		}

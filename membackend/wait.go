@@ -35,9 +35,10 @@ func (d queueing) Enqueue(ctx context.Context, req driver.Request) (driver.Ticke
 type ticket struct{ lease }
 
 // Wait implements driver.Ticket.
-func (t *ticket) Wait(ctx context.Context) (g driver.Grant, err error) {
+func (t *ticket) Wait(ctx context.Context) (driver.Grant, error) {
+	var g driver.Grant
 	e, s := t.e, t.e.d.s
-	err = e.d.send(ctx, call{op: Wait, lock: e.name}, "", func(ctx context.Context) error {
+	err := e.d.send(ctx, call{op: Wait, lock: e.name}, "", func(ctx context.Context) error {
 		if e.turn != nil {
 			select {
 			case <-e.turn:
@@ -59,7 +60,10 @@ func (t *ticket) Wait(ctx context.Context) (g driver.Grant, err error) {
 		})
 		return err
 	})
-	return g, err
+	if err != nil {
+		return driver.Grant{}, err
+	}
+	return g, nil
 }
 
 // Leave implements driver.Ticket.
