@@ -318,7 +318,7 @@ func (c *conn) pump(dir direction, from, to net.Conn) {
 			}
 			return
 		}
-		if c.drop(dir, ch) {
+		if c.drop(dir) {
 			continue
 		}
 		if _, err := to.Write(ch.data); err != nil {
@@ -370,7 +370,7 @@ func (c *conn) pass(dir direction, ch chunk) bool {
 }
 
 // drop applies the planned losses to a reply.
-func (c *conn) drop(dir direction, ch chunk) bool {
+func (c *conn) drop(dir direction) bool {
 	if dir != replies {
 		return false
 	}
