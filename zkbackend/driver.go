@@ -532,7 +532,7 @@ func (n *node) read(ctx context.Context, s *session, l *link) error {
 	mu.Unlock()
 
 	st, err := call(ctx, s, l, path, func(c *zk.Conn) (*zk.Stat, error) {
-		_, st, _, err := c.GetW(path)
+		_, st, err := c.Get(path) // wire makes it set the watch
 		return st, err
 	})
 	if err == nil && st.EphemeralOwner != s.id {

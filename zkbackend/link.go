@@ -44,7 +44,7 @@ type hello struct {
 const passwdLen = 16
 
 // dialLink connects to addr and opens a session, or takes up the one in resume.
-func dialLink(ctx context.Context, dial dialFunc, addr string, resume hello, zxid int64, onEvent zk.EventCallback) (*link, hello, error) {
+func dialLink(ctx context.Context, dial dialFunc, addr string, resume hello, zxid int64, contenders string, onEvent zk.EventCallback) (*link, hello, error) {
 	fail := func(err error) (*link, hello, error) {
 		if ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
 			err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
@@ -72,7 +72,7 @@ func dialLink(ctx context.Context, dial dialFunc, addr string, resume hello, zxi
 	}
 
 	l := &link{addr: addr, sent: sent, down: make(chan struct{}), gone: make(chan struct{}), made: make(chan struct{})}
-	l.wire = &wire{Conn: tcp, r: io.MultiReader(bytes.NewReader(raw), r)}
+	l.wire = &wire{Conn: tcp, r: io.MultiReader(bytes.NewReader(raw), r), contenders: []byte(contenders)}
 	hosts := &oneHost{addr: addr, wire: l.wire}
 	conn, events, err := zk.Connect([]string{addr}, h.timeout,
 		zk.WithHostProvider(hosts), zk.WithDialer(hosts.dial), zk.WithMaxConnBufferSize(sendBuffer),
@@ -202,11 +202,20 @@ func handshake(w io.Writer, r io.Reader, resume hello, zxid int64) ([]byte, hell
 
 // wire is the connection as conn sees it: its connect request goes nowhere, since
 // the handshake is over, and the answer to it is the one that the handshake had.
+//
+// A Get of a contender's node becomes one that sets a watch. The event reaches the session by the
+// event callback all the same; only conn knows of no watch. It would remember
+// one more for every read of a path, and would, when it has just started, look
+// at those it has to set again without a lock.
+//
+// conn writes a whole packet at a time, one after the other.
 type wire struct {
 	net.Conn
-	r       io.Reader
-	greeted bool        // conn has sent its connect request; only conn's writers look
-	noPings atomic.Bool // the session is to end: do not prolong it
+	r          io.Reader
+	greeted    bool        // conn has sent its connect request
+	packet     []byte      // a request that is changed on its way
+	contenders []byte      // how the paths of contenders' nodes begin
+	noPings    atomic.Bool // the session is to end: do not prolong it
 }
 
 func (w *wire) Read(p []byte) (int, error) { return w.r.Read(p) }
@@ -216,8 +225,13 @@ func (w *wire) Write(p []byte) (int, error) {
 		w.greeted = true
 		return len(p), nil
 	}
-	const opPing = 11
-	if w.noPings.Load() && len(p) >= 12 && binary.BigEndian.Uint32(p[8:]) == opPing {
+	const opGetData, opPing = 4, 11
+	switch op := binary.BigEndian.Uint32(p[8:]); {
+	case op == opGetData && bytes.HasPrefix(p[16:], w.contenders):
+		w.packet = append(w.packet[:0], p...)
+		w.packet[len(p)-1] = 1 // its last field: watch
+		return w.Conn.Write(w.packet)
+	case op == opPing && w.noPings.Load():
 		return len(p), nil
 	}
 	return w.Conn.Write(p)

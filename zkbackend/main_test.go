@@ -188,7 +188,7 @@ func expire(t testing.TB, s *session, addr string) {
 	t.Helper()
 	ctx := soon(t)
 	for {
-		l, _, err := dialLink(ctx, new(net.Dialer).DialContext, addr, hello{id: s.id, timeout: s.ttl, passwd: s.passwd}, 0, func(zk.Event) {})
+		l, _, err := dialLink(ctx, new(net.Dialer).DialContext, addr, hello{id: s.id, timeout: s.ttl, passwd: s.passwd}, 0, "/", func(zk.Event) {})
 		switch {
 		case l != nil:
 			l.close(ctx)

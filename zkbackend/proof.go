@@ -59,8 +59,9 @@ func (p *proof) wrote() {
 	}
 }
 
-// beat notes a heartbeat on this connection. Beats are noted in order of sending.
-func (p *proof) beat(sent, confirmed time.Time) {
+// beat notes a heartbeat on this connection, and reports whether another one
+// sent now would, as a third, prove more. Beats are noted in order of sending.
+func (p *proof) beat(sent, confirmed time.Time) (again bool) {
 	p.wrote()
 	b := beat{sent: sent, confirmed: confirmed}
 	for _, e := range p.beats {
@@ -78,7 +79,9 @@ func (p *proof) beat(sent, confirmed time.Time) {
 	p.beats = p.beats[old:]
 	if n := len(p.beats); n == 0 || sent.Sub(p.beats[n-1].sent) >= p.thin {
 		p.beats = append(p.beats, b)
+		return b.first.After(p.from)
 	}
+	return false
 }
 
 func (p *proof) advance(t time.Time) {

@@ -16,6 +16,10 @@ import (
 // closeGrace is how long the server has to answer the closing of a session.
 const closeGrace = time.Second
 
+// minPatience is the shortest time after which a silent server is left for
+// another one; a shorter silence is more likely a busy machine.
+const minPatience = 200 * time.Millisecond
+
 // A session is one ZooKeeper session, and the driver.Keeper of what was taken on
 // it. It is never replaced by another: once over it confirms nothing again.
 // Connections come and go beneath it; one that has been set up (authenticated,
@@ -86,7 +90,7 @@ func (d *backend) connect(ctx context.Context, s *session, resume hello) (*link,
 			d.mu.Lock()
 			addr, zxid := d.servers[d.server], s.zxid
 			d.mu.Unlock()
-			l, h, err := dialLink(try, d.opts.Dial, addr, resume, zxid, s.onEvent)
+			l, h, err := dialLink(try, d.opts.Dial, addr, resume, zxid, d.layout.locks()+"/", s.onEvent)
 			if err == nil && l != nil {
 				if err = d.authenticate(try, l); err == nil {
 					cancel()
@@ -524,49 +528,56 @@ func (s *session) unwatched(path string, l *link) {
 	}
 }
 
-// beat writes the heartbeat node once and notes what that proves.
+// beat writes the heartbeat node and notes what that proves. It writes once more
+// at once where that, as the third, makes a proof of the first.
 func (s *session) beat(ctx context.Context) error {
-	l, err := s.ready(ctx)
-	if err != nil {
-		return err
+	for {
+		l, err := s.ready(ctx)
+		if err != nil {
+			return err
+		}
+		again, err := s.beatOn(ctx, l)
+		if err != nil || !again {
+			return err
+		}
 	}
+}
+
+func (s *session) beatOn(ctx context.Context, l *link) (again bool, err error) {
 	// A server that does not answer may be cut off from the leader: time to leave
 	// it while another one can still prolong the session.
-	late := time.AfterFunc(s.ttl/8, l.kill)
+	patience := s.ttl / 3
+	if len(s.d.servers) > 1 {
+		patience = max(s.ttl/8, minPatience)
+	}
+	late := time.AfterFunc(patience, l.kill)
 	path := s.d.layout.heartbeat(s.id)
-	_, err = call(ctx, s, l, path, func(c *zk.Conn) (struct{}, error) {
+	return call(ctx, s, l, path, func(c *zk.Conn) (again bool, err error) {
 		defer late.Stop()
-		for {
-			sent := time.Now()
-			st, err := c.Set(path, nil, -1)
+		sent := time.Now()
+		st, err := c.Set(path, nil, -1)
+		for errors.Is(err, zk.ErrNoNode) {
+			sent, st = time.Now(), &zk.Stat{EphemeralOwner: s.id}
+			_, err = c.Create(path, nil, zk.FlagEphemeral, s.d.opts.ACL)
 			if errors.Is(err, zk.ErrNoNode) {
-				sent = time.Now()
-				st = &zk.Stat{EphemeralOwner: s.id}
-				_, err = c.Create(path, nil, zk.FlagEphemeral, s.d.opts.ACL)
-			}
-			if errors.Is(err, zk.ErrNoNode) {
-				_, err = c.CreateContainer(s.d.layout.sessions(), nil, zk.FlagContainer, s.d.opts.ACL)
-				if err == nil || errors.Is(err, zk.ErrNodeExists) {
-					continue
+				_, cerr := c.CreateContainer(s.d.layout.sessions(), nil, zk.FlagContainer, s.d.opts.ACL)
+				if cerr != nil && !errors.Is(cerr, zk.ErrNodeExists) {
+					return false, cerr
 				}
 			}
-			if err != nil {
-				return struct{}{}, err
-			}
-			if st.EphemeralOwner != s.id {
-				return struct{}{}, fmt.Errorf("heartbeat node %s belongs to session %x", path, uint64(st.EphemeralOwner))
-			}
-			confirmed := time.Now()
-			s.d.mu.Lock()
-			if s.link == l {
-				s.proof.beat(sent, confirmed)
-			}
-			s.zxid = max(s.zxid, st.Mzxid)
-			s.d.mu.Unlock()
-			return struct{}{}, nil
 		}
+		if err != nil {
+			return false, err
+		}
+		if st.EphemeralOwner != s.id {
+			return false, fmt.Errorf("heartbeat node %s belongs to session %x", path, uint64(st.EphemeralOwner))
+		}
+		confirmed := time.Now()
+		s.d.mu.Lock()
+		defer s.d.mu.Unlock()
+		s.zxid = max(s.zxid, st.Mzxid)
+		return s.link == l && s.proof.beat(sent, confirmed), nil
 	})
-	return err
 }
 
 // wrote notes that a write on l has been confirmed.

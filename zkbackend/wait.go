@@ -74,7 +74,7 @@ func (t *ticket) step(ctx context.Context) error {
 	s.d.mu.Unlock()
 	if set {
 		_, err := call(ctx, s, l, path, func(c *zk.Conn) (struct{}, error) {
-			_, _, _, err := c.GetW(path)
+			_, _, err := c.Get(path) // wire makes it set the watch
 			return struct{}{}, err
 		})
 		if err != nil {
