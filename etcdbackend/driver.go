@@ -79,7 +79,7 @@ func (b *backend) Capabilities(ctx context.Context) (driver.Capabilities, error)
 	if ctx.Err() != nil {
 		return capabilities, context.Cause(ctx) // not even a connection
 	}
-	return capabilities, b.classify(b.probe(clientv3.WithRequireLeader(ctx)))
+	return capabilities, b.classify(ctx, b.probe(clientv3.WithRequireLeader(ctx)))
 }
 
 func (b *backend) probe(ctx context.Context) error {
@@ -88,7 +88,7 @@ func (b *backend) probe(ctx context.Context) error {
 		return err
 	}
 	if tooOld(st.Version) {
-		return &driver.PermanentError{Err: fmt.Errorf("etcd: the server has version %s, the oldest supported is 3.5.13", st.Version)}
+		return &driver.PermanentError{Err: fmt.Errorf("the server has version %s, the oldest supported is 3.5.13", st.Version)}
 	}
 	r, err := b.commit(b.kv.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(b.version()), "=", 0)).
@@ -101,7 +101,7 @@ func (b *backend) probe(ctx context.Context) error {
 		return nil
 	}
 	if kvs := r.Responses[0].GetResponseRange().Kvs; string(kvs[0].Value) != layoutVersion {
-		return &driver.PermanentError{Err: fmt.Errorf("etcd: %s is %.40q, this package knows layout %q only", b.version(), kvs[0].Value, layoutVersion)}
+		return &driver.PermanentError{Err: fmt.Errorf("%s is %.40q, this package knows layout %q only", b.version(), kvs[0].Value, layoutVersion)}
 	}
 	return nil
 }
@@ -159,7 +159,7 @@ func (b *backend) enter(ctx context.Context, req driver.Request, queue bool) (*e
 	for n := 1; ; n++ {
 		s, err := b.session(ctx, req.TTL)
 		if err != nil {
-			return nil, b.classify(err)
+			return nil, err
 		}
 		e, err := s.enter(ctx, req, queue)
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
@@ -219,7 +219,7 @@ func (s *session) enter(ctx context.Context, req driver.Request, queue bool) (e 
 					clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)),
 			))
 		if err != nil {
-			return nil, b.classify(err)
+			return nil, b.classify(ctx, err)
 		}
 		if err := s.err(); err != nil {
 			return nil, err // retired meanwhile: what was put goes with the lease
@@ -233,9 +233,11 @@ func (s *session) enter(ctx context.Context, req driver.Request, queue bool) (e 
 		}
 		own := r.Responses[0].GetResponseRange().Kvs
 		first := r.Responses[2].GetResponseRange()
+		seen := int64(0)
 		if kvs := r.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
-			s.saw(req.Name, kvs[0].ModRevision)
+			seen = kvs[0].ModRevision
 		}
+		s.saw(req.Name, seen)
 		switch {
 		case len(own) > 0:
 			e.rev, e.again = own[0].CreateRevision, true
@@ -357,7 +359,7 @@ func (e *entry) Release(ctx context.Context) error {
 		return driver.ErrNotHeld
 	case err != nil:
 		e.unsure = true
-		return b.classify(err)
+		return b.classify(ctx, err)
 	}
 	if e.again {
 		e.s.saw(e.req.Name, r.Header.Revision)

@@ -1,9 +1,13 @@
 package etcdbackend
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -31,15 +35,17 @@ var permanent = []error{
 	rpctypes.ErrLeaseTTLTooLarge,
 }
 
-// classify turns what a request returned into an error whose class the caller
-// of the driver can see. The client's error stays reachable.
-func (b *backend) classify(err error) error {
+// classify turns what a request made with ctx returned into an error whose class
+// the caller of the driver can see, and which names the servers. The client's
+// error stays reachable.
+func (b *backend) classify(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	err = rpctypes.Error(err)
+	err = clientv3.ContextError(ctx, err)
+	err = fmt.Errorf("etcd at %s: %w", strings.Join(b.cli.Endpoints(), ","), err)
 	if b.cli.Ctx().Err() != nil {
-		return &driver.PermanentError{Err: errors.Join(errors.New("etcd: the client was closed"), err)}
+		return &driver.PermanentError{Err: fmt.Errorf("the client was closed: %w", err)}
 	}
 	for _, p := range permanent {
 		if errors.Is(err, p) {
@@ -47,15 +53,14 @@ func (b *backend) classify(err error) error {
 		}
 	}
 	if status.Code(err) == codes.Unimplemented {
-		return &driver.PermanentError{Err: errors.Join(errors.New("etcd: not an etcd v3 server"), err)}
+		return &driver.PermanentError{Err: fmt.Errorf("not an etcd v3 server: %w", err)}
 	}
 	return err
 }
 
-// refused reports whether the server said no before it applied anything. All
-// other errors leave open whether the request took effect.
+// refused reports whether err, as classified, is a server's no before it applied
+// anything. All other errors leave open whether the request took effect.
 func refused(err error) bool {
-	err = rpctypes.Error(err)
 	if errors.Is(err, rpctypes.ErrNoLeader) {
 		return true
 	}

@@ -163,6 +163,9 @@ func TestAbortCostsOthersOneTransaction(t *testing.T) {
 		}
 		r.release(g.Lease)
 	}
+	// Nor does an abort key that somebody has deleted stop anyone.
+	r.remove(r.abort("a", r.lease(long).id))
+	r.release(r.take(request("a", long)).Lease)
 	// One abort key for a lease and name, however often; none after the lease.
 	for range 3 {
 		req := request("a", long)
@@ -458,23 +461,30 @@ func TestFromIsBeforeTheRequest(t *testing.T) {
 // The lease ends while its waiter is cut off: when the lock is released the
 // waiter does not take itself for the first.
 func TestLeaseEndsWhileWaiting(t *testing.T) {
-	t.Parallel()
-	r, p, px := proxied(t)
-	g := p.take(request("a", long))
-	w := await(t, r.queue(request("a", short)))
-	waiting(t, w)
-	px.Cut()
-	eventually(t, 10*time.Second, "the waiter's lease has ended", func() bool { return len(p.entries("a")) == 1 })
-	p.release(g.Lease)
-	h := p.take(request("a", long))
-	px.Heal()
-	select {
-	case res := <-w:
-		wantErr(t, "Wait", res.err, driver.ErrNotHeld)
-	case <-time.After(2 * soon):
-		t.Fatal("still waiting")
+	for what, cut := range map[string]func(*faultproxy.Proxy){
+		"silence":       func(px *faultproxy.Proxy) { px.Cut() },                // the watch tells of it afterwards
+		"no connection": func(px *faultproxy.Proxy) { px.Refuse(); px.Reset() }, // it does not
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			r, p, px := proxied(t)
+			g := p.take(request("a", long))
+			w := await(t, r.queue(request("a", short)))
+			waiting(t, w)
+			cut(px)
+			eventually(t, 10*time.Second, "the waiter's lease has ended", func() bool { return len(p.entries("a")) == 1 })
+			p.release(g.Lease)
+			h := p.take(request("a", long))
+			px.Heal()
+			select {
+			case res := <-w:
+				wantErr(t, "Wait", res.err, driver.ErrNotHeld)
+			case <-time.After(2 * soon):
+				t.Fatal("still waiting")
+			}
+			p.release(h.Lease)
+		})
 	}
-	p.release(h.Lease)
 }
 
 // A connection that goes silent ends no wait by itself and hangs none beyond its ctx.
@@ -513,6 +523,9 @@ func TestServerGone(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		err := f(ctx)
+		if !strings.Contains(fmt.Sprint(err), c.Addrs()[0]) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v, want the address and the reason in it", what, err)
+		}
 		if d := time.Since(began); err == nil || d > 2*time.Second {
 			t.Errorf("%s: %v after %v", what, err, d)
 		}

@@ -125,7 +125,7 @@ func (sl *slot) open(ctx context.Context, b *backend, ttl time.Duration) (*sessi
 		s.ttl = c.TTL
 	case err != nil:
 		s.end(err)
-		return nil, err
+		return nil, b.classify(ctx, err)
 	default:
 		s.ttl = time.Duration(r.TTL) * time.Second
 	}
@@ -160,7 +160,7 @@ func (b *backend) revoke(ctx context.Context, id int64) error {
 	if err = rpctypes.Error(err); errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return nil
 	}
-	return b.classify(err)
+	return b.classify(ctx, err)
 }
 
 // err is nil while the session may grant and confirm.
@@ -200,10 +200,12 @@ func (s *session) abortRev(name string) int64 {
 	return s.aborts[name]
 }
 
+// saw notes a revision of the abort key. One that is older than what was noted
+// before, by an answer that comes late, costs a transaction, no more.
 func (s *session) saw(name string, rev int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.aborts[name] = max(s.aborts[name], rev)
+	s.aborts[name] = rev
 }
 
 // abort makes acquire transactions for name that were sent before fail, and
@@ -218,7 +220,7 @@ func (s *session) abort(ctx context.Context, name, key string) error {
 		return nil
 	}
 	if err != nil {
-		return s.b.classify(err)
+		return s.b.classify(ctx, err)
 	}
 	s.saw(name, r.Header.Revision)
 	return nil
@@ -286,10 +288,8 @@ func (s *session) keepalive(ctx context.Context) driver.Confirm {
 			return driver.Confirm{Err: driver.ErrNotHeld}
 		case err != nil && used && ctx.Err() == nil:
 			continue // the server may have ended the stream since its last use
-		case err != nil && ctx.Err() != nil:
-			return driver.Confirm{Err: context.Cause(ctx)}
 		case err != nil:
-			return driver.Confirm{Err: s.b.classify(err)}
+			return driver.Confirm{Err: s.b.classify(ctx, err)}
 		case ttl <= 0:
 			s.end(errLeaseGone)
 			return driver.Confirm{Err: driver.ErrNotHeld}

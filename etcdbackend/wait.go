@@ -79,7 +79,7 @@ func (e *entry) look(ctx context.Context) error {
 	dir := b.dir(e.req.Name)
 	r, err := b.kv.Do(clientv3.WithRequireLeader(ctx), lastTwo(dir, clientv3.WithMaxCreateRev(e.rev)))
 	if err != nil {
-		return b.classify(err)
+		return b.classify(ctx, err)
 	}
 	if !e.follow(r.Get().Kvs) {
 		return e.vanished()
