@@ -54,8 +54,8 @@ func (c *chaos) client(ctx context.Context, r *rig, skew time.Duration) {
 	for ctx.Err() == nil {
 		c.pause.RLock()
 		if rng.IntN(4) == 0 {
-			for i := range r.seen {
-				r.seen[i].Store(0)
+			for i := range r.last {
+				r.last[i].Store(0)
 			}
 		}
 		req := request(c.name)

@@ -74,6 +74,7 @@ var (
 	_ conformance.Expirer     = (*harness)(nil)
 	_ conformance.Partitioner = (*harness)(nil)
 	_ conformance.Spawner     = (*harness)(nil)
+	_ conformance.TTLer       = (*harness)(nil)
 	_ conformance.Restarter   = (*restartHarness)(nil)
 )
 
@@ -117,6 +118,10 @@ func (h *harness) NewLocker(t testing.TB, opts ...distlock.Option) distlock.Lock
 	h.proxies[l] = ps
 	return l
 }
+
+// TTL is long enough for a quarter of it, which is what a node has to answer in,
+// to be no matter of luck on a loaded machine.
+func (h *harness) TTL() time.Duration { return 1500 * time.Millisecond }
 
 func (h *harness) Capabilities() driver.Capabilities {
 	d, err := newDriver(h.admin, h.options())

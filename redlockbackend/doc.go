@@ -38,8 +38,8 @@
 // units of 10 µs. A node that gives the lock also accepts the number if it is
 // larger than all it has accepted for the names of that bucket, and still gives it
 // only to the present owner. A majority must both give and accept. If nodes were
-// ahead, a second round proposes the largest counter that a majority reported,
-// plus 1. Two holders share a node that accepted both, one after the other; so the
+// ahead, a second round proposes the largest counter that the nodes reported, plus 1
+// (without nodes whose clock is far off). Two holders share a node that accepted both, one after the other; so the
 // later has the larger number. No clock is needed for that.
 //
 // Clocks are the second line, for nodes that lose their data. A node refuses what

@@ -37,7 +37,7 @@ type redlockDriver struct {
 
 	clock func() time.Time                 // what proposals are made from; nothing else is
 	tries atomic.Uint64                    // of all owners
-	seen  [redisnode.Buckets]atomic.Uint64 // largest counter seen, by bucket
+	last  [redisnode.Buckets]atomic.Uint64 // largest number given to this driver, by bucket
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -184,14 +184,15 @@ func without(nodes []*node, n *node) []*node {
 var errOvertaken = errors.New("other attempts raised the numbers meanwhile")
 
 func (d *redlockDriver) Acquire(ctx context.Context, req driver.Request) (driver.Grant, error) {
-	// Who is overtaken has a majority and needs only a better number. A new try
-	// has one: it has learned the counters, and keeps the nodes.
+	// Who is overtaken has a majority and needs only a better number. A new try asks
+	// for the counters again, and keeps the nodes.
 	const tries = 3
+	var l *lease
 	for i := 1; ; i++ {
 		if err := d.usable(); err != nil {
 			return driver.Grant{}, err
 		}
-		l := &lease{d: d, req: req, try: d.tries.Add(1), state: make([]nodeState, len(d.nodes))}
+		l = d.newLease(req, l)
 		g, err := l.acquire(ctx)
 		if err == nil {
 			return g, nil
@@ -206,15 +207,28 @@ func (d *redlockDriver) Acquire(ctx context.Context, req driver.Request) (driver
 	}
 }
 
-// propose returns the number for a first round.
-func (d *redlockDriver) propose(name string) uint64 {
-	return max(d.seen[redisnode.Bucket(name)].Load()+1, uint64(d.clock().UnixMicro()/10))
+// newLease begins a try. What an earlier one may have left on a node is from now on
+// this one's.
+func (d *redlockDriver) newLease(req driver.Request, earlier *lease) *lease {
+	l := &lease{d: d, req: req, try: d.tries.Add(1), state: make([]nodeState, len(d.nodes))}
+	if earlier != nil {
+		sure, maybe := earlier.end()
+		for _, n := range append(sure, maybe...) {
+			l.state[n.index].has = unsure
+		}
+	}
+	return l
 }
 
-// saw remembers a counter.
-func (d *redlockDriver) saw(name string, counter uint64) {
-	seen := &d.seen[redisnode.Bucket(name)]
-	for old := seen.Load(); old < counter && !seen.CompareAndSwap(old, counter); old = seen.Load() {
+// propose returns the number for a first round.
+func (d *redlockDriver) propose(name string) uint64 {
+	return max(d.last[redisnode.Bucket(name)].Load()+1, uint64(d.clock().UnixMicro()/10))
+}
+
+// agreed remembers a number that a majority accepted.
+func (d *redlockDriver) agreed(name string, number uint64) {
+	last := &d.last[redisnode.Bucket(name)]
+	for old := last.Load(); old < number && !last.CompareAndSwap(old, number); old = last.Load() {
 	}
 }
 
@@ -224,7 +238,7 @@ type tally struct {
 	held, behind      int
 	holders           map[string]int // nodes by owner
 	left              []int64        // PTTLs of those
-	counter           uint64         // largest reported by nodes that granted
+	counters          []uint64       // of the nodes in granted
 	failed            []NodeError
 	open              []*node // have not answered
 }
@@ -241,7 +255,7 @@ func (t *tally) add(a answer[vote]) {
 		fallthrough
 	case granted:
 		t.granted = append(t.granted, a.node)
-		t.counter = max(t.counter, a.value.counter)
+		t.counters = append(t.counters, a.value.counter)
 	case held:
 		t.held++
 		if t.holders == nil {
@@ -256,6 +270,34 @@ func (t *tally) add(a answer[vote]) {
 	default: // dead
 		t.failed = append(t.failed, NodeError{Index: a.node.index, Node: a.node.name, Err: errors.New("this attempt was given up before it arrived")})
 	}
+}
+
+// farAhead is 2 s, as in acquire.lua.
+const farAhead = 200_000
+
+// scattered reports whether the counters of those that granted are far apart.
+func (t *tally) scattered() bool {
+	return slices.Max(t.counters) > slices.Min(t.counters)+farAhead
+}
+
+// second returns the number for the second round, a counter + 1, and the nodes to
+// send it to: those that have not reported a larger one, a majority. A node more
+// than 2 s ahead of the majority is left out, so that one node with a wrong clock
+// does not move the others' counters.
+func (t *tally) second(quorum int) (number uint64, voters []*node) {
+	sorted := slices.Sorted(slices.Values(t.counters))
+	limit := sorted[quorum-1] + farAhead
+	for _, c := range sorted {
+		if c <= limit {
+			number = c + 1
+		}
+	}
+	for i, n := range t.granted {
+		if t.counters[i] < number {
+			voters = append(voters, n)
+		}
+	}
+	return number, voters
 }
 
 // holder reports whether another owner is known to have a majority.
@@ -343,15 +385,15 @@ func (l *lease) acquire(ctx context.Context) (driver.Grant, error) {
 	}
 	number := first
 	if len(t.accepted) < d.quorum {
-		number = t.counter + 1
-		if number >= maxNumber {
+		var voters []*node
+		if number, voters = t.second(d.quorum); number >= maxNumber {
 			return driver.Grant{}, l.exhausted(number)
 		}
-		if err := l.secondRound(ctx, number, t.granted); err != nil {
+		if err := l.secondRound(ctx, number, voters); err != nil {
 			return driver.Grant{}, err
 		}
 	}
-	d.saw(l.req.Name, number)
+	d.agreed(l.req.Name, number)
 	if took := time.Since(start); validity(ttl, took) <= 0 {
 		return driver.Grant{}, fmt.Errorf("a majority agreed, but after %v nothing is left of the TTL of %v", took, ttl)
 	}
@@ -372,7 +414,8 @@ func (l *lease) firstRound(ctx context.Context, start time.Time, t *tally, answe
 	// Two cases in which those that have not answered get as long again as it took
 	// so far, and no more. A node whose clock differs grants without accepting:
 	// while the others can still make a majority that accepts, waiting is cheaper
-	// than a second round, unless it is for a dead node. And if a majority has
+	// than a second round, unless it is for a dead node; and if a second round is
+	// needed, the others may show whose clock is wrong. And if a majority has
 	// answered, and the others were silent before, they are probably dead.
 	var grace <-chan time.Time
 	wait := func() {
@@ -386,7 +429,7 @@ listen:
 			return nil
 		}
 		if len(t.granted) >= d.quorum {
-			if len(t.accepted)+len(t.open) < d.quorum {
+			if len(t.accepted)+len(t.open) < d.quorum && !t.scattered() {
 				return nil
 			}
 			wait()
@@ -468,7 +511,6 @@ func (l *lease) acquireOn(ctx context.Context, n *node, number uint64) (vote, er
 	case !sends.Doubt():
 		l.answered(n, hasIt)
 	}
-	d.saw(l.req.Name, v.counter)
 	return v, err
 }
 
@@ -479,9 +521,7 @@ func (l *lease) acceptOn(ctx context.Context, n *node, number uint64) (vote, err
 	if err != nil {
 		return vote{}, err
 	}
-	v, err := parseVote(reply)
-	d.saw(l.req.Name, v.counter)
-	return v, err
+	return parseVote(reply)
 }
 
 // sending notes that a request that can take the lock goes to n now. It reports

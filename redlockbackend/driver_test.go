@@ -371,7 +371,7 @@ func TestSecondRound(t *testing.T) {
 	t.Run("client clock ahead", func(t *testing.T) {
 		r := nodes(t, 5)
 		name := testbed.Name(t)
-		r.saw(name, now()+60*minute) // proposes that + 1
+		r.agreed(name, now()+60*minute) // proposes that + 1
 		g := r.must(request(name))
 		if g.Number > now() {
 			t.Errorf("number %d is ahead of time (%d)", g.Number, now())
@@ -398,6 +398,23 @@ func TestSecondRound(t *testing.T) {
 		next := r.must(request(name)) // continues it in one round
 		if next.Number <= g.Number || next.Number > ahead+10 {
 			t.Errorf("numbers are counter + %d, then counter + %d", g.Number-ahead, next.Number-ahead)
+		}
+	})
+	t.Run("one node ahead", func(t *testing.T) {
+		r := nodes(t, 5)
+		name := testbed.Name(t)
+		if err := r.raw[2].Set(t.Context(), r.layout.Clock(name), now()+60*minute, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		r.clock = func() time.Time { return time.Now().Add(-time.Minute) } // so a second round is needed
+		var last uint64
+		for range 5 {
+			g := r.must(request(name))
+			if g.Number > now() || g.Number <= last {
+				t.Errorf("number %d after %d, at %d", g.Number, last, now())
+			}
+			last = g.Number
+			r.release(g.Lease)
 		}
 	})
 	t.Run("client clock behind", func(t *testing.T) {

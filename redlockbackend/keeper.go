@@ -92,7 +92,7 @@ func (r *renewal) extendOn(ctx context.Context, n *node) ([]redisnode.Reply, err
 	if err := r.d.ready(ctx, n); err != nil {
 		return nil, err
 	}
-	return redisnode.RunAll(ctx, n.c, calls, nil), nil
+	return runAll(ctx, n, calls)
 }
 
 func (r *renewal) collect(answers <-chan answer[[]redisnode.Reply], timeout time.Duration) {
@@ -198,9 +198,10 @@ func (r *renewal) refill(timeout time.Duration) {
 				Args:   []any{l.req.Owner, l.try, l.number, left, l.req.TTL.Milliseconds(), l.req.Metadata},
 			})
 		}
-		if len(calls) > 0 {
-			redisnode.RunAll(ctx, n.c, calls, nil)
+		if len(calls) == 0 {
+			return struct{}{}, nil
 		}
-		return struct{}{}, nil
+		_, err := runAll(ctx, n, calls)
+		return struct{}{}, err
 	})
 }

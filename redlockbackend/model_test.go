@@ -23,7 +23,7 @@ import (
 // And in every state reached: an attempt that then runs alone succeeds, so no
 // combination of clocks and counters stops a bucket.
 //
-// The rules are the node scripts' (acquire.lua, accept.lua) and round.go's, at
+// The rules are the node scripts' (acquire.lua, accept.lua) and driver.go's, at
 // N = 3; units of number and of time are one. A mutation breaks one rule on
 // purpose; the check must then find a violation.
 
@@ -65,7 +65,7 @@ type mNode struct {
 
 type mCall struct {
 	first, second uint8 // 0 unsent, or one of c…
-	counter       uint8 // reported by first
+	counter       uint8 // reported by first, until the second round
 	votes         uint8 // what the client knows: granted 1, accepted 2, accepted when it succeeded 4
 }
 
@@ -79,7 +79,6 @@ const (
 type mAttempt struct {
 	state     uint8 // 0 idle, 1 first round, 2 second round, 3 succeeded
 	proposal  uint8
-	largest   uint8 // counter seen
 	number    uint8
 	succeeded uint8 // attempts that had succeeded before this one started
 }
@@ -157,6 +156,24 @@ func votes(s *mState, a int, bit uint8) (v int) {
 	return v
 }
 
+// second returns the number for a's second round: the largest counter + 1, of
+// those that are not far ahead of a majority.
+func (m *model) second(s *mState, a int) (number uint8) {
+	var counters []uint8
+	for i := range s.nodes {
+		if c := &s.nodes[i].call[a]; c.votes&1 != 0 {
+			counters = append(counters, c.counter)
+		}
+	}
+	slices.Sort(counters)
+	for _, c := range counters {
+		if int(c) <= int(counters[mMaj-1])+m.ahead || m.mut == incrAndMax {
+			number = c + 1
+		}
+	}
+	return number
+}
+
 // finish decides whether attempt a has succeeded, and checks its number.
 func (m *model) finish(s *mState, a int) string {
 	at := &s.attempts[a]
@@ -164,11 +181,11 @@ func (m *model) finish(s *mState, a int) string {
 	if m.mut == grantedSuffices || m.mut == incrAndMax {
 		need = 1
 	}
-	if m.mut == incrAndMax {
-		number = at.largest
-	}
 	if at.state == 3 || votes(s, a, need) < mMaj {
 		return ""
+	}
+	if m.mut == incrAndMax {
+		number = m.second(s, a) - 1
 	}
 	at.state, at.number = 3, number
 	for i := range s.nodes {
@@ -269,7 +286,6 @@ func (m *model) next(s *mState, emit func(mState, string)) {
 				if call.first == cAccepted {
 					c.votes |= 2
 				}
-				q.attempts[a].largest = max(at.largest, call.counter)
 				emit(q, m.finish(&q, a))
 			}
 			if at.state == 2 && call.second == cAccepted {
@@ -279,12 +295,13 @@ func (m *model) next(s *mState, emit func(mState, string)) {
 				emit(q, m.finish(&q, a))
 			}
 		}
-		if at.state == 1 && m.mut != incrAndMax && votes(s, a, 1) >= mMaj && at.largest < m.maxNumber {
+		if at.state == 1 && m.mut != incrAndMax && votes(s, a, 1) >= mMaj && m.second(s, a) <= m.maxNumber {
 			q := *s
-			q.attempts[a].state, q.attempts[a].proposal = 2, at.largest+1
+			number := m.second(s, a)
+			q.attempts[a].state, q.attempts[a].proposal = 2, number
 			for i := range q.nodes {
 				c := &q.nodes[i].call[a]
-				if c.votes&1 != 0 {
+				if c.votes&1 != 0 && c.counter < number {
 					c.second = cSent
 				}
 				c.votes &^= 2
@@ -315,25 +332,27 @@ func (m *model) alone(s *mState) string {
 	}
 	for _, t := range []uint8{1, m.maxT} {
 		q := *s
-		accepted, largest := 0, uint8(0)
+		accepted := 0
 		for i := range q.nodes {
-			if m.vote(&q, &q.nodes[i], t, false) {
+			n := &q.nodes[i]
+			if m.vote(&q, n, t, false) {
 				accepted++
 			}
-			largest = max(largest, m.report(&q, &q.nodes[i]))
+			n.call[0] = mCall{votes: 1, counter: m.report(&q, n)}
 		}
 		if accepted >= mMaj {
 			continue
 		}
 		accepted = 0
+		number := m.second(&q, 0)
 		q.now += 2
 		for i := range q.nodes {
-			if m.vote(&q, &q.nodes[i], largest+1, true) {
+			if m.vote(&q, &q.nodes[i], number, true) {
 				accepted++
 			}
 		}
 		if accepted < mMaj {
-			return fmt.Sprintf("an attempt alone, proposing %d and then %d, gets %d votes", t, largest+1, accepted)
+			return fmt.Sprintf("an attempt alone, proposing %d and then %d, gets %d votes", t, number, accepted)
 		}
 	}
 	return ""
@@ -358,14 +377,9 @@ func (m *model) canonical(s *mState) {
 				}
 				c.votes &= 4
 			}
-			if c.first == cDone || c.first == cSent {
+			if s.attempts[a].state != 1 {
 				c.counter = 0
 			}
-		}
-	}
-	for a := range m.attempts {
-		if s.attempts[a].state >= 2 {
-			s.attempts[a].largest = 0
 		}
 	}
 	slices.SortFunc(s.nodes[:], func(a, b mNode) int { return compareNodes(&a, &b) })

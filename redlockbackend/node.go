@@ -65,6 +65,9 @@ type answer[T any] struct {
 // with. The caller may stop listening at any time.
 func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(context.Context, *node) (T, error)) <-chan answer[T] {
 	out := make(chan answer[T], len(nodes))
+	if len(nodes) == 0 {
+		return out
+	}
 	ctx, cancel := context.WithTimeout(d.ctx, timeout)
 	told := make([]atomic.Bool, len(nodes)) // the answer was sent
 	var running atomic.Int32
@@ -92,7 +95,7 @@ func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(
 				err = &errNoAnswer{timeout}
 				n.silent.Store(true)
 			}
-			if err == nil {
+			if err == nil || isReply(err) {
 				n.silent.Store(false)
 			}
 			if told[i].CompareAndSwap(false, true) {
@@ -117,6 +120,24 @@ func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(
 		}
 	}
 	return out
+}
+
+// isReply reports whether err is a server's answer.
+func isReply(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
+}
+
+// runAll makes calls on n in one pipeline. The error is that of the connection, if
+// nothing came back.
+func runAll(ctx context.Context, n *node, calls []redisnode.Call) ([]redisnode.Reply, error) {
+	replies := redisnode.RunAll(ctx, n.c, calls, nil)
+	for _, r := range replies {
+		if r.Err == nil || isReply(r.Err) {
+			return replies, nil
+		}
+	}
+	return nil, replies[0].Err
 }
 
 // ready probes the server at its first use, and finds a server that stands behind
@@ -219,7 +240,7 @@ func (d *redlockDriver) cleanLoop(n *node) {
 			return
 		}
 		a := <-ask(d, []*node{n}, d.opt.NodeTimeout, func(ctx context.Context, n *node) ([]redisnode.Reply, error) {
-			return redisnode.RunAll(ctx, n.c, calls, nil), nil
+			return runAll(ctx, n, calls)
 		})
 		if a.err != nil {
 			continue
