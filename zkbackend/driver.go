@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -87,7 +88,7 @@ func (d *backend) Capabilities(ctx context.Context) (driver.Capabilities, error)
 
 // prepare makes the root and what is in it, and checks the layout's version.
 func (s *session) prepare(ctx context.Context, l *link) error {
-	acl, path := s.d.opts.ACL, s.d.layout.version()
+	path := s.d.layout.version()
 	for {
 		data, err := call(ctx, s, l, path, func(c *zk.Conn) ([]byte, error) {
 			data, _, err := c.Get(path)
@@ -102,18 +103,8 @@ func (s *session) prepare(ctx context.Context, l *link) error {
 		if !errors.Is(err, zk.ErrNoNode) {
 			return err
 		}
-		for i, r := range path[1:] + "/" {
-			if r != '/' {
-				continue
-			}
-			p, data := path[:i+1], []byte(nil)
-			if p == path {
-				data = []byte(layoutVersion)
-			}
-			_, err := call(ctx, s, l, p, func(c *zk.Conn) (string, error) { return c.Create(p, data, zk.FlagPersistent, acl) })
-			if err != nil && !errors.Is(err, zk.ErrNodeExists) {
-				return err
-			}
+		if err := s.persistent(ctx, l, path, []byte(layoutVersion)); err != nil {
+			return err
 		}
 	}
 	for _, p := range []string{s.d.layout.locks(), s.d.layout.sessions()} {
@@ -122,6 +113,26 @@ func (s *session) prepare(ctx context.Context, l *link) error {
 		}
 	}
 	return nil
+}
+
+// persistent makes a node unless it is there, and those above it that are
+// missing: to make one above takes a permission that may have been denied.
+func (s *session) persistent(ctx context.Context, l *link, path string, data []byte) error {
+	for {
+		_, err := call(ctx, s, l, path, func(c *zk.Conn) (string, error) {
+			return c.Create(path, data, zk.FlagPersistent, s.d.opts.ACL)
+		})
+		parent := path[:strings.LastIndexByte(path, '/')]
+		switch {
+		case errors.Is(err, zk.ErrNodeExists):
+			return nil
+		case !errors.Is(err, zk.ErrNoNode) || parent == "":
+			return err
+		}
+		if err := s.persistent(ctx, l, parent, nil); err != nil {
+			return err
+		}
+	}
 }
 
 // container makes a node that the server removes some time after its last child.
@@ -620,9 +631,8 @@ func (n *node) grant(s *session) (g driver.Grant, ok bool, err error) {
 	case n.s != s || n.doomed || n.removed:
 		return g, false, driver.ErrNotHeld
 	case n.gone != nil:
+		n.forget()
 		return g, false, fmt.Errorf("%w: %w", driver.ErrNotHeld, n.gone)
-	case s.over != nil:
-		return g, false, fmt.Errorf("%w: %w", driver.ErrNotHeld, s.over)
 	case !n.first || !n.watched:
 		return g, false, nil
 	}

@@ -1030,3 +1030,47 @@ func pickFollower(t testing.TB, c *testbed.Cluster) (follower *testbed.Server, r
 	}
 	return follower, rest
 }
+
+// What another version of distlock, or another program, keeps under the root is
+// not touched.
+func TestOtherLayoutVersion(t *testing.T) {
+	addr := single(t)
+	root := testRoot(t)
+	c := admin(t, addr)
+	for _, path := range []string{root, root + "/version"} {
+		if _, err := c.Create(path, []byte("2"), zk.FlagPersistent, zk.WorldACL(zk.PermAll)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := newTestBackend(t, root, addr)
+	if _, err := d.Capabilities(soon(t)); !isPermanent(err) || !mentions(err, root+"/version", `"2"`) {
+		t.Errorf("Capabilities: %v", err)
+	}
+}
+
+// A root below a node that this identity may not write to.
+func TestRootBelowWhatIsNotOurs(t *testing.T) {
+	addr := single(t)
+	root := testRoot(t)
+	c := admin(t, addr)
+	if _, err := c.Create(root, nil, zk.FlagPersistent, zk.WorldACL(zk.PermRead)); err != nil {
+		t.Fatal(err)
+	}
+	d := newTestBackend(t, root+"/mine", addr)
+	if _, err := d.Capabilities(soon(t)); !isPermanent(err) || !mentions(err, "permission", root+"/mine") {
+		t.Errorf("Capabilities: %v", err)
+	}
+	if _, err := c.SetACL(root, zk.WorldACL(zk.PermAll), -1); err == nil {
+		t.Fatal("the ACL does not bind")
+	}
+}
+
+// An old server answers the request for a container node with the code for a
+// request that it does not know. None can be had here, so the answer is taken
+// from the client library alone.
+func TestOldServerIsNamed(t *testing.T) {
+	err := classify(fmt.Errorf("unknown error: %v", zk.ErrCode(-6)), "/distlock/locks")
+	if !isPermanent(err) || !mentions(err, "3.5") {
+		t.Error(err)
+	}
+}

@@ -239,3 +239,10 @@ func (d *backend) testSession() *session {
 func mentions(err error, parts ...string) bool {
 	return err != nil && !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(err.Error(), p) })
 }
+
+func canceled(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}
