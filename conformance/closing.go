@@ -168,7 +168,7 @@ func closing() []clause {
 							if n == 0 {
 								running <- struct{}{}
 							}
-							if err := lk.Unlock(e.ctx); err != nil && !errors.Is(err, distlock.ErrLost) {
+							if err := e.release(lk); err != nil && !errors.Is(err, distlock.ErrLost) {
 								e.Errorf("Unlock during Close: %v", err)
 							}
 						}

@@ -93,7 +93,7 @@ type (
 	Spawner interface{ Worker(t testing.TB) *exec.Cmd }
 
 	// TTLer says which TTL to use where a case has to wait for its end. Without
-	// it that is 500 ms or Capabilities.MinTTL, whichever is longer.
+	// it that is 1 s or Capabilities.MinTTL, whichever is longer.
 	TTLer interface{ TTL() time.Duration }
 )
 
@@ -104,7 +104,7 @@ type Case struct {
 	Needs func(Harness) bool // nil means always; a case that is not needed is not registered
 	Run   func(t *testing.T, h Harness)
 
-	waits bool // spends its time waiting for a TTL
+	clause clause
 }
 
 // Area returns the part of Name before the slash.
@@ -121,18 +121,31 @@ func Cases() []Case {
 		ttl(), reentry(), errorsArea(), closing(), capabilities(),
 	} {
 		for _, c := range area {
-			cases = append(cases, Case{
-				Name: c.name, Rule: c.rule, Needs: c.needs, waits: c.waits,
-				Run: func(t *testing.T, h Harness) { t.Helper(); c.perform(t, h) },
-			})
+			cs := Case{Name: c.name, Rule: c.rule, clause: c}
+			if c.needs != nil {
+				cs.Needs = func(h Harness) bool { return c.needs(subject{h, h.Capabilities()}) }
+			}
+			cs.Run = func(t *testing.T, h Harness) {
+				t.Helper()
+				c.perform(t, subject{h, h.Capabilities()})
+			}
+			cases = append(cases, cs)
 		}
 	}
 	return cases
 }
 
 // For returns the cases that are registered for h.
-func For(h Harness) []Case {
-	return slices.DeleteFunc(Cases(), func(c Case) bool { return c.Needs != nil && !c.Needs(h) })
+func For(h Harness) []Case { return registered(subject{h, h.Capabilities()}) }
+
+func registered(s subject) []Case {
+	return slices.DeleteFunc(Cases(), func(c Case) bool { return c.clause.needs != nil && !c.clause.needs(s) })
+}
+
+// subject is what is tested: a Harness, and what it claims, asked once.
+type subject struct {
+	Harness
+	caps driver.Capabilities
 }
 
 // Run runs every case that the backend's claims and the harness's abilities ask
@@ -140,17 +153,19 @@ func For(h Harness) []Case {
 // more to ask which those are.
 func Run(t *testing.T, newHarness func(t *testing.T) Harness) {
 	t.Helper()
-	cases := For(newHarness(t))
+	h := newHarness(t)
+	caps := h.Capabilities()
+	cases := registered(subject{h, caps})
 
 	// Subtests started from several goroutines run at the same time, without the
 	// limit that -parallel (by default the number of CPUs) puts on t.Parallel.
-	const waitingAtOnce = 12
+	const waitingAtOnce = 8
 	start := func(waits bool, workers int, wg *sync.WaitGroup) {
 		next := make(chan Case)
 		wg.Go(func() {
 			defer close(next)
 			for _, c := range cases {
-				if c.waits == waits {
+				if c.clause.waits == waits {
 					next <- c
 				}
 			}
@@ -158,7 +173,7 @@ func Run(t *testing.T, newHarness func(t *testing.T) Harness) {
 		for range workers {
 			wg.Go(func() {
 				for c := range next {
-					t.Run(c.Name, func(t *testing.T) { c.Run(t, newHarness(t)) })
+					t.Run(c.Name, func(t *testing.T) { c.clause.perform(t, subject{newHarness(t), caps}) })
 				}
 			})
 		}
@@ -179,14 +194,14 @@ var (
 // clause is a Case as the areas write it.
 type clause struct {
 	name, rule string
-	needs      func(Harness) bool
-	waits      bool
+	needs      func(subject) bool
+	waits      bool // spends its time waiting for a TTL
 	run        func(*env)
 }
 
 // perform runs the clause in a goroutine of its own so that one that hangs can
 // be reported with all stacks.
-func (c clause) perform(t *testing.T, h Harness) {
+func (c clause) perform(t *testing.T, s subject) {
 	t.Helper()
 	defer func() {
 		if t.Failed() {
@@ -195,7 +210,7 @@ func (c clause) perform(t *testing.T, h Harness) {
 	}()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	e := newEnv(ctx, t, h, c.name)
+	e := newEnv(ctx, t, s, c.name)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -222,25 +237,25 @@ func (c clause) perform(t *testing.T, h Harness) {
 
 // What a clause can need.
 
-func fences(h Harness) bool     { return h.Capabilities().Fencing }
-func fifo(h Harness) bool       { return h.Capabilities().FIFO }
-func sharedFate(h Harness) bool { return h.Capabilities().SharedFate }
-func lockTTL(h Harness) bool    { return h.Capabilities().LockTTL }
-func pushes(h Harness) bool     { return h.Capabilities().Push }
+func fences(s subject) bool     { return s.caps.Fencing }
+func fifo(s subject) bool       { return s.caps.FIFO }
+func sharedFate(s subject) bool { return s.caps.SharedFate }
+func lockTTL(s subject) bool    { return s.caps.LockTTL }
+func pushes(s subject) bool     { return s.caps.Push }
 
-func expires(h Harness) bool    { _, ok := h.(Expirer); return ok }
-func partitions(h Harness) bool { _, ok := h.(Partitioner); return ok }
-func restarts(h Harness) bool   { _, ok := h.(Restarter); return ok }
-func spawns(h Harness) bool     { _, ok := h.(Spawner); return ok }
+func expires(s subject) bool    { _, ok := s.Harness.(Expirer); return ok }
+func partitions(s subject) bool { _, ok := s.Harness.(Partitioner); return ok }
+func restarts(s subject) bool   { _, ok := s.Harness.(Restarter); return ok }
+func spawns(s subject) bool     { _, ok := s.Harness.(Spawner); return ok }
 
-func not(need func(Harness) bool) func(Harness) bool {
-	return func(h Harness) bool { return !need(h) }
+func not(need func(subject) bool) func(subject) bool {
+	return func(s subject) bool { return !need(s) }
 }
 
-func all(needs ...func(Harness) bool) func(Harness) bool {
-	return func(h Harness) bool {
+func all(needs ...func(subject) bool) func(subject) bool {
+	return func(s subject) bool {
 		for _, need := range needs {
-			if !need(h) {
+			if !need(s) {
 				return false
 			}
 		}

@@ -27,10 +27,10 @@ type env struct {
 	waits map[distlock.Locker]*waitCounter
 }
 
-func newEnv(ctx context.Context, t *testing.T, h Harness, name string) *env {
-	caps := h.Capabilities()
+func newEnv(ctx context.Context, t *testing.T, s subject, name string) *env {
+	h, caps := s.Harness, s.caps
 	e := &env{T: t, h: h, ctx: ctx, caps: caps, waits: map[distlock.Locker]*waitCounter{}}
-	e.ttl = max(500*time.Millisecond, caps.MinTTL)
+	e.ttl = max(time.Second, caps.MinTTL)
 	if own, ok := h.(TTLer); ok {
 		e.ttl = own.TTL()
 	}
@@ -153,13 +153,23 @@ func stated(err error) bool {
 	return false
 }
 
-// take takes name, which must be free, without waiting.
+// take takes name, which must be free, without waiting. Only after an error of
+// communication, which may have left something to be undone, is it given time.
 func (e *env) take(l distlock.Locker, name string, opts ...distlock.LockOption) *distlock.Lock {
 	e.Helper()
-	lk, err := e.try(e.ctx, l, name, opts...)
-	if err != nil {
-		e.Fatalf("TryLock(%q) of a free name failed: %v", name, err)
-	}
+	var lk *distlock.Lock
+	clear := true
+	e.eventually("TryLock gets the free name "+name, func() bool {
+		var err error
+		lk, err = l.TryLock(e.ctx, name, opts...)
+		if err != nil && clear {
+			if stated(err) {
+				e.Fatalf("TryLock(%q) of a free name failed: %v", name, err)
+			}
+			clear = false
+		}
+		return err == nil
+	})
 	return lk
 }
 
@@ -178,8 +188,27 @@ func (e *env) refused(l distlock.Locker, name string) {
 // unlock releases lk, which must be held.
 func (e *env) unlock(lk *distlock.Lock) {
 	e.Helper()
-	if err := lk.Unlock(e.ctx); err != nil {
+	if err := e.release(lk); err != nil {
 		e.Fatalf("Unlock(%q) of a held lock: %v", lk.Name(), err)
+	}
+}
+
+// release is Unlock, called again after errors of communication until that same
+// release is confirmed.
+func (e *env) release(lk *distlock.Lock) error {
+	ctx, cancel := e.soon()
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := lk.Unlock(ctx)
+		if err == nil || stated(err) || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
 	}
 }
 

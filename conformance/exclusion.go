@@ -49,7 +49,7 @@ func exclusion() []clause {
 				for _, l := range e.lockers(contenders) {
 					wg.Go(func() {
 						for range rounds {
-							if err := o.hold(e.ctx, l, name); err != nil {
+							if err := o.hold(e, l, name); err != nil {
 								e.Errorf("contender failed: %v", err)
 								return
 							}
@@ -74,7 +74,7 @@ func exclusion() []clause {
 				for range contenders {
 					wg.Go(func() {
 						for range rounds {
-							if err := o.hold(e.ctx, l, name); err != nil {
+							if err := o.hold(e, l, name); err != nil {
 								e.Errorf("contender failed: %v", err)
 								return
 							}
@@ -202,7 +202,7 @@ func exclusion() []clause {
 			run: func(e *env) {
 				a, b, c, name := e.brief(distlock.WithReleaseTimeout(200*time.Millisecond)), e.locker(), e.locker(), e.name("x")
 				stale := e.lock(a, name)
-				p := e.wait(e.ctx, b, name)
+				p := e.start(e.ctx, b, name)
 				heal := e.partition(a)
 				e.lost(stale) // its release is tried again and again from here on
 				fresh := p.got()
@@ -290,8 +290,8 @@ type overlap struct {
 }
 
 // hold takes name, changes the value and releases.
-func (o *overlap) hold(ctx context.Context, l distlock.Locker, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+func (o *overlap) hold(e *env, l distlock.Locker, name string) error {
+	ctx, cancel := context.WithTimeout(e.ctx, 2*patience)
 	defer cancel()
 	lk, err := l.Lock(ctx, name)
 	if err != nil {
@@ -308,7 +308,7 @@ func (o *overlap) hold(ctx context.Context, l distlock.Locker, name string) erro
 	}
 	o.value.Store(v + 1)
 	o.inside.Add(-1)
-	return lk.Unlock(ctx)
+	return e.release(lk)
 }
 
 func (o *overlap) check(e *env, want int64) {

@@ -43,7 +43,7 @@ func fencing() []clause {
 								return
 							}
 							f.next(e, lk.Token())
-							if err := lk.Unlock(e.ctx); err != nil {
+							if err := e.release(lk); err != nil {
 								e.Errorf("Unlock: %v", err)
 							}
 						}
@@ -185,7 +185,7 @@ func fencing() []clause {
 		{
 			name:  "fencing/stale-write-refused",
 			rule:  "A holder that stood still while a rival got in and wrote is refused by a store that remembers the highest token.",
-			needs: all(fences, spawns, func(Harness) bool { return canStop }),
+			needs: all(fences, spawns, func(subject) bool { return canStop }),
 			waits: true,
 			run: func(e *env) {
 				name := e.name("x")

@@ -53,7 +53,7 @@ func loss() []clause {
 			run: func(e *env) {
 				a, b, name := e.brief(), e.brief(), e.name("x")
 				lk := e.lock(a, name)
-				p := e.wait(e.ctx, b, name)
+				p := e.start(e.ctx, b, name)
 				e.partition(a)
 				p.got()
 				// The state is read by this goroutine after the rival's Lock has
@@ -82,7 +82,7 @@ func loss() []clause {
 				e.steady(margin/2, func(attempt string) error {
 					a, b, name := e.brief(distlock.WithSafetyMargin(margin)), e.brief(), e.name(attempt)
 					lk := e.lock(a, name)
-					p := e.wait(e.ctx, b, name)
+					p := e.start(e.ctx, b, name)
 					heal := e.partition(a)
 					defer heal()
 					next := p.got()
@@ -326,12 +326,13 @@ func loss() []clause {
 			needs: all(expires, not(sharedFate)),
 			waits: true,
 			run: func(e *env) {
-				a := e.open(e.keepTTL(), nil)
-				first, second := e.lock(a, e.name("first")), e.lock(a, e.name("second"))
-				e.expire(first.Name())
-				e.lost(first)
-				e.held(second)
-				e.unlock(second)
+				e.steady(e.keepTTL()/4, func(attempt string) error {
+					a := e.open(e.keepTTL(), nil)
+					first, second := e.lock(a, e.name(attempt+"first")), e.lock(a, e.name(attempt+"second"))
+					e.expire(first.Name())
+					e.lost(first)
+					return second.Err()
+				})
 			},
 		},
 		{
@@ -363,7 +364,7 @@ func loss() []clause {
 		{
 			name:  "loss/paused-process",
 			rule:  "A process that stood still beyond its TTL knows of the loss as soon as it looks, before any news from the backend, though a rival got in meanwhile.",
-			needs: all(spawns, func(Harness) bool { return canStop }),
+			needs: all(spawns, func(subject) bool { return canStop }),
 			waits: true,
 			run: func(e *env) {
 				name := e.name("x")
@@ -385,7 +386,7 @@ func loss() []clause {
 		{
 			name:  "loss/short-pause-survived",
 			rule:  "A process that stood still for a fraction of its TTL keeps its lock.",
-			needs: all(spawns, func(Harness) bool { return canStop }),
+			needs: all(spawns, func(subject) bool { return canStop }),
 			waits: true,
 			run: func(e *env) {
 				ttl := 2 * e.keepTTL()

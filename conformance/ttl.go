@@ -24,7 +24,7 @@ func ttl() []clause {
 		{
 			name:  "ttl/below-minimum",
 			rule:  "A TTL below the backend's minimum is ErrInvalid, never rounded to nothing.",
-			needs: all(lockTTL, func(h Harness) bool { return h.Capabilities().MinTTL > 1 }),
+			needs: all(lockTTL, func(s subject) bool { return s.caps.MinTTL > 1 }),
 			run: func(e *env) {
 				a, b, name := e.locker(), e.locker(), e.name("x")
 				for _, d := range []time.Duration{1, e.caps.MinTTL / 2, e.caps.MinTTL - 1} {
@@ -36,7 +36,7 @@ func ttl() []clause {
 		{
 			name:  "ttl/beyond-maximum",
 			rule:  "A TTL beyond the backend's maximum is ErrInvalid.",
-			needs: all(lockTTL, func(h Harness) bool { return h.Capabilities().MaxTTL > 0 }),
+			needs: all(lockTTL, func(s subject) bool { return s.caps.MaxTTL > 0 }),
 			run: func(e *env) {
 				a, b, name := e.locker(), e.locker(), e.name("x")
 				for _, d := range []time.Duration{e.caps.MaxTTL + 1, 2 * e.caps.MaxTTL, math.MaxInt64} {

@@ -59,7 +59,7 @@ func waiting() []clause {
 							e.Errorf("waiter failed: %v", p.err)
 							return
 						}
-						if err := p.lk.Unlock(e.ctx); err != nil {
+						if err := e.release(p.lk); err != nil {
 							e.Errorf("Unlock: %v", err)
 						}
 					})
@@ -181,7 +181,7 @@ func waiting() []clause {
 				for _, p := range []*pending{first, last} {
 					go func() {
 						<-p.done
-						_ = p.lk.Unlock(e.ctx) // harmless on nil, and got tells
+						_ = e.release(p.lk) // harmless on nil, and got tells
 					}()
 				}
 				first.got()
@@ -210,7 +210,7 @@ func waiting() []clause {
 			rule:  "A waiter gets the name when the holder's lease ends without an unlock, although nobody announces it.",
 			waits: true,
 			run: func(e *env) {
-				a, b, name := e.brief(), e.brief(), e.name("x")
+				a, b, name := e.brief(), e.locker(), e.name("x")
 				lk := e.lock(a, name, distlock.WithFixedLease(e.ttl))
 				next := e.lock(b, name)
 				if lk.Err() == nil {
@@ -228,7 +228,7 @@ func waiting() []clause {
 				name := e.name("x")
 				b, p := e.locker(), e.spawn(e.ttl)
 				promised := p.lock(name).ValidUntil
-				w := e.wait(e.ctx, b, name)
+				w := e.start(e.ctx, b, name)
 				p.kill()
 				w.got()
 				if now := time.Now(); now.Before(promised) {
@@ -326,7 +326,7 @@ func waiting() []clause {
 							lk, err := l.Lock(ctx, name)
 							cancel()
 							if err == nil {
-								err = lk.Unlock(e.ctx)
+								err = e.release(lk)
 							} else if errors.Is(err, context.DeadlineExceeded) {
 								err = nil
 							}
