@@ -46,9 +46,10 @@ type Load struct {
 
 	Shares    []int64 `json:"shares,omitempty"` // cycles by contender
 	Jain      float64 `json:"jain,omitempty"`
-	Overtaken float64 `json:"overtaken"` // share of waits during which some other contender was served twice
-	Lost      int64   `json:"lost"`      // locks lost while held
-	Repeated  int64   `json:"repeated"`  // calls of Unlock that had to be repeated, their outcome being open
+	Overtaken float64 `json:"overtaken"`      // share of waits during which some other contender was served twice
+	Lost      int64   `json:"lost"`           // locks lost while held
+	Repeated  int64   `json:"repeated"`       // calls of Unlock that had to be repeated, their outcome being open
+	Open      string  `json:"open,omitempty"` // what one of those calls said
 
 	Violations []string `json:"violations,omitempty"`
 }
@@ -149,6 +150,9 @@ func (l load) run(ctx context.Context) (Load, error) {
 		res.Cycles += c.cycles
 		res.Lost += c.lost
 		res.Repeated += c.repeated
+		if c.open != nil && res.Open == "" {
+			res.Open = c.open.Error()
+		}
 		res.Shares = append(res.Shares, c.cycles)
 		waits += c.waits
 		overtaken += c.overtaken
@@ -220,6 +224,7 @@ type contender struct {
 	acquire, release, handoff *recorder
 	cycles, waits, overtaken  int64
 	lost, repeated            int64
+	open                      error // of the first Unlock that had to be repeated
 }
 
 // loop runs cycles until ctx ends, or returns the first failure.
@@ -290,7 +295,9 @@ func (c *contender) unlock(ctx context.Context, lk *distlock.Lock) error {
 		if sleep(ctx, 10*time.Millisecond) != nil {
 			return err
 		}
-		c.repeated++
+		if c.repeated++; c.open == nil {
+			c.open = err
+		}
 	}
 }
 

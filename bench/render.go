@@ -24,7 +24,7 @@ func (r *Report) intro() []string {
 	lines := []string{
 		fmt.Sprintf("%s, %v in all", s.Date.Format("2006-01-02 15:04 MST"), s.Took),
 		fmt.Sprintf("%s, %d cores for servers and callers together, %s, %s", s.CPU, s.Cores, s.OS, s.Go),
-		fmt.Sprintf("servers: %s", s.Provider),
+		fmt.Sprintf("load average before the start %s; servers: %s", s.Load, s.Provider),
 	}
 	for _, res := range r.Results {
 		if res.Servers == 0 {

@@ -51,6 +51,9 @@ type Config struct {
 	// must call HoldMain with the arguments that follow it. Default: this program
 	// with HoldCommand.
 	Hold []string
+
+	// callLimit bounds each Lock and Unlock on servers that should work; default 10 s.
+	callLimit time.Duration
 }
 
 func (cfg Config) withDefaults() (Config, error) {
@@ -79,6 +82,7 @@ func (cfg Config) withDefaults() (Config, error) {
 		{&cfg.Duration, 3 * time.Second, "duration"},
 		{&cfg.TTL, 10 * time.Second, "TTL"},
 		{&cfg.CrashTTL, 3 * time.Second, "TTL of the crash workload"},
+		{&cfg.callLimit, 10 * time.Second, "limit of a call"},
 	} {
 		if *d.value < 0 {
 			return cfg, fmt.Errorf("%s %v is negative", d.name, *d.value)
@@ -245,7 +249,7 @@ func (r *runner) answers(ctx context.Context, s *subject) bool {
 		return false
 	}
 	err := func() error {
-		ctx, cancel := context.WithTimeout(ctx, answerLimit)
+		ctx, cancel := context.WithTimeout(ctx, r.cfg.callLimit)
 		defer cancel()
 		c, err := s.dial(distlock.WithTTL(r.cfg.TTL))
 		if err != nil {
@@ -265,11 +269,6 @@ func (r *runner) answers(ctx context.Context, s *subject) bool {
 	return err == nil
 }
 
-const (
-	answerLimit = 10 * time.Second // for one lock on servers that should work
-	callLimit   = 10 * time.Second // for one Lock or Unlock in a closed loop
-)
-
 // loop returns a workload: contenders spread over lockers and names.
 func (r *runner) loop(contenders, lockers, names int, where func(*Result) *Outcome[Load]) func(context.Context, *subject) {
 	return func(ctx context.Context, s *subject) {
@@ -282,7 +281,7 @@ func (r *runner) loop(contenders, lockers, names int, where func(*Result) *Outco
 		defer closeAll()
 		l := load{
 			contenders: contenders, names: numbered(fmt.Sprintf("bench-%d-%d", contenders, lockers), names),
-			warmup: r.cfg.Duration / 4, duration: r.cfg.Duration, opTimeout: callLimit,
+			warmup: r.cfg.Duration / 4, duration: r.cfg.Duration, opTimeout: r.cfg.callLimit,
 			requests: s.requests,
 		}
 		for _, c := range conns {

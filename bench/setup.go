@@ -19,6 +19,7 @@ type Setup struct {
 	CPU      string        `json:"cpu"`
 	Cores    int           `json:"cores"` // that this program may use; the servers share them
 	OS       string        `json:"os"`
+	Load     string        `json:"load"` // load average of the last minute before the start
 	Go       string        `json:"go"`
 	Revision string        `json:"revision,omitempty"`
 
@@ -33,7 +34,7 @@ type Setup struct {
 func describe(date time.Time) Setup {
 	s := Setup{
 		Date: date, CPU: cpuModel(), Cores: runtime.GOMAXPROCS(0), OS: system(),
-		Go: runtime.Version(), Clients: map[string]string{},
+		Load: loadAverage(), Go: runtime.Version(), Clients: map[string]string{},
 	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -68,6 +69,16 @@ func cpuModel() string {
 		}
 	}
 	return runtime.GOARCH
+}
+
+// loadAverage tells whether other work ran beside the benchmark.
+func loadAverage() string {
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	minute, _, _ := strings.Cut(string(load), " ")
+	return minute
 }
 
 func system() string {
