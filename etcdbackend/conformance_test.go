@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -137,6 +138,21 @@ func (h *harness) Partition(t testing.TB, l distlock.Locker) (heal func()) {
 	ps := h.proxies[l]
 	for _, p := range ps {
 		p.Cut()
+	}
+	return func() {
+		for _, p := range ps {
+			p.Heal()
+		}
+	}
+}
+
+// Delay slows both directions down.
+func (h *harness) Delay(t testing.TB, l distlock.Locker, d time.Duration) (stop func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	ps := h.proxies[l]
+	for _, p := range ps {
+		p.Delay(d)
 	}
 	return func() {
 		for _, p := range ps {

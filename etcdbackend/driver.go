@@ -204,13 +204,15 @@ func (s *session) enter(ctx context.Context, req driver.Request, queue bool) (e 
 		free = clientv3.Compare(clientv3.CreateRevision(dir), "=", 0).WithPrefix()
 	}
 	for {
-		// Whoever calls Abandon ends ctx first. So a transaction that is sent
-		// after this line carries no revision that the abort has set.
+		// Whoever calls Abandon ends ctx first. So a revision that was read before
+		// ctx was seen alive is not that of such an abort, which then refuses what
+		// is sent here.
+		seen := s.abortRev(req.Name)
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
 		r, err := b.commit(b.kv.Txn(clientv3.WithRequireLeader(ctx)).
-			If(free, clientv3.Compare(clientv3.ModRevision(abort), "=", s.abortRev(req.Name))).
+			If(free, clientv3.Compare(clientv3.ModRevision(abort), "=", seen)).
 			Then(then...).
 			Else(
 				clientv3.OpGet(key, clientv3.WithKeysOnly()),
@@ -233,7 +235,7 @@ func (s *session) enter(ctx context.Context, req driver.Request, queue bool) (e 
 		}
 		own := r.Responses[0].GetResponseRange().Kvs
 		first := r.Responses[2].GetResponseRange()
-		seen := int64(0)
+		seen = 0
 		if kvs := r.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
 			seen = kvs[0].ModRevision
 		}

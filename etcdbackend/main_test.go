@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"strings"
@@ -89,11 +90,7 @@ func (tp *tap) reset() {
 func (tp *tap) counts() map[string]int {
 	tp.mu.Lock()
 	defer tp.mu.Unlock()
-	n := map[string]int{}
-	for k, v := range tp.n {
-		n[k] = v
-	}
-	return n
+	return maps.Clone(tp.n)
 }
 
 func (tp *tap) count(method string) {
@@ -201,7 +198,7 @@ func newRigOn(t testing.TB, addrs []string, prefix string) *rig {
 	}
 	r.backend = b
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), soon)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), soon)
 		defer cancel()
 		_ = b.Close(ctx)
 	})

@@ -429,7 +429,7 @@ func (h *hub) pump() {
 		if st != nil && now.Sub(lastPulse) >= pulse {
 			lastPulse = now
 			if len(h.names) == 0 {
-				st.CloseSend()
+				_ = st.CloseSend() // then the server ends the stream
 			} else {
 				out = append(out, &etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_ProgressRequest{
 					ProgressRequest: &etcdserverpb.WatchProgressRequest{}}})
