@@ -506,6 +506,25 @@ func TestSilenceWhileWaiting(t *testing.T) {
 	granted(t, await(t, tk), soon) // the place is still there
 }
 
+// A watch stream that has gone silent while everything else works is replaced
+// before the waiter would look by itself.
+func TestMuteWatchIsReplaced(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	p := r.peer()
+	g := p.take(request("a", long))
+	r.tap.mute.Store(true)
+	w := await(t, r.queue(request("a", long)))
+	waiting(t, w)
+	r.tap.mute.Store(false)
+	p.release(g.Lease)
+	began := time.Now()
+	granted(t, w, long/3)
+	if d := time.Since(began); d > 3*pulse {
+		t.Errorf("granted after %v", d)
+	}
+}
+
 // With all servers gone every call ends with its ctx.
 func TestServerGone(t *testing.T) {
 	t.Parallel()

@@ -10,9 +10,11 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -44,6 +46,7 @@ type tap struct {
 	hook func(method string, req any) fault
 	n    map[string]int
 	late sync.WaitGroup
+	mute atomic.Bool // Watch streams opened from now on go silent after their start
 }
 
 type fault struct {
@@ -136,14 +139,26 @@ func (tp *tap) unary(ctx context.Context, full string, req, reply any, cc *grpc.
 }
 
 func (tp *tap) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, full string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	tp.count(full[strings.LastIndexByte(full, '/')+1:])
+	method := full[strings.LastIndexByte(full, '/')+1:]
+	tp.count(method)
 	st, err := open(ctx, desc, cc, full, opts...)
-	return tappedStream{st, tp}, err
+	return tappedStream{st, tp, method == "Watch" && tp.mute.Load()}, err
 }
 
 type tappedStream struct {
 	grpc.ClientStream
-	tp *tap
+	tp   *tap
+	mute bool
+}
+
+// RecvMsg of a mute stream gives the first message and then nothing.
+func (s tappedStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if r, ok := m.(*etcdserverpb.WatchResponse); s.mute && err == nil && ok && !r.Created {
+		<-s.Context().Done()
+		return s.Context().Err()
+	}
+	return err
 }
 
 func (s tappedStream) SendMsg(m any) error {
