@@ -253,6 +253,7 @@ func TestRequestsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 		least := map[string]float64{"redis": 1.9, "redlock": 5.9, "zookeeper": 1.9, "etcd": 1.9}[s.backend]
+		least -= 1 / float64(got.Cycles) // the Lock of the first cycle may lie before the window
 		if got.RequestsPerCycle < least || got.RequestsPerCycle > 20 {
 			t.Errorf("%.2f requests per cycle", got.RequestsPerCycle)
 		}
