@@ -173,6 +173,19 @@ func TestTryLockIsBounded(t *testing.T) {
 	}
 }
 
+func TestTryLockIsBoundedAsAWhole(t *testing.T) {
+	each(t, func(e *env) {
+		l := e.locker("a")
+		slow := ttl / 3 * 7 / 10
+		e.inject(membackend.Fault{Op: membackend.Open, Kind: membackend.SlowReply, Delay: slow})
+		e.inject(membackend.Fault{Op: membackend.Acquire, Kind: membackend.SlowReply, Delay: slow})
+		start := time.Now()
+		_, err := l.TryLock(bg, "n")
+		e.is(err, context.DeadlineExceeded)
+		e.took(start, ttl/3, ttl/3+soon)
+	})
+}
+
 func TestTryLockReportsATransportErrorAndLeavesNothing(t *testing.T) {
 	for _, kind := range []membackend.Kind{membackend.FailBefore, membackend.LoseReply, membackend.Late} {
 		each(t, func(e *env) {
@@ -363,6 +376,42 @@ func TestLateGrantsAreUndone(t *testing.T) {
 				e.neverLost(theirs, ttl)
 			})
 		}
+	}
+}
+
+func TestHungAttemptIsUndoneAndTheLockIsHadBeforeItsTTL(t *testing.T) {
+	each(t, func(e *env) {
+		l := e.locker("a")
+		var hung []*membackend.Injected
+		for _, op := range []membackend.Op{membackend.Acquire, membackend.Enqueue} {
+			hung = append(hung, e.inject(membackend.Fault{Op: op, Kind: membackend.HangReply}))
+		}
+		start := time.Now()
+		lk := e.lock(l, "n")
+		if hung[0].Hits()+hung[1].Hits() != 1 {
+			e.Fatal("nothing hung")
+		}
+		e.took(start, ttl/3, ttl/3+200*time.Millisecond) // one attempt is given up
+		e.neverLost(lk, 2*ttl)
+	})
+}
+
+func TestGrantThatComesWhenContextHasEndedIsReleased(t *testing.T) {
+	for _, op := range []membackend.Op{membackend.Acquire, membackend.Enqueue, membackend.Wait} {
+		each(t, func(e *env) {
+			l := e.locker("a")
+			// The driver answers just after ctx ended, and the answer is a grant.
+			f := e.inject(membackend.Fault{Op: op, Kind: membackend.HangReply, Delay: 105 * time.Millisecond})
+			ctx, cancel := context.WithTimeout(bg, 100*time.Millisecond)
+			defer cancel()
+			_, err := l.Lock(ctx, "n")
+			if f.Hits() == 0 {
+				return // this mode does not use op
+			}
+			e.is(err, context.DeadlineExceeded)
+			synctest.Wait()
+			e.free()
+		})
 	}
 }
 
