@@ -20,7 +20,7 @@
 //
 // A case that needs a capability is registered only where the backend claims
 // it, and one that needs an ability of the harness ([Expirer], [Partitioner],
-// [Restarter], [Spawner]) only where the harness has it; nothing is ever
+// [Delayer], [Restarter], [Spawner]) only where the harness has it; nothing is ever
 // skipped. A claim that doesn't hold fails the cases that need it. The cases of
 // area "capabilities" fail a backend that does what it does not claim, as far as
 // that can be probed: Fencing, FIFO, SharedFate and Push can. LockTTL, MinTTL and
@@ -80,6 +80,12 @@ type (
 	// called twice.
 	Partitioner interface {
 		Partition(t testing.TB, l distlock.Locker) (heal func())
+	}
+
+	// Delayer makes the backend's answers to l arrive d later until stop is
+	// called; requests may be delayed too.
+	Delayer interface {
+		Delay(t testing.TB, l distlock.Locker, d time.Duration) (stop func())
 	}
 
 	// Restarter stops and starts the backend, keeping its data. It returns when
@@ -245,6 +251,7 @@ func pushes(s subject) bool     { return s.caps.Push }
 
 func expires(s subject) bool    { _, ok := s.Harness.(Expirer); return ok }
 func partitions(s subject) bool { _, ok := s.Harness.(Partitioner); return ok }
+func delays(s subject) bool     { _, ok := s.Harness.(Delayer); return ok }
 func restarts(s subject) bool   { _, ok := s.Harness.(Restarter); return ok }
 func spawns(s subject) bool     { _, ok := s.Harness.(Spawner); return ok }
 

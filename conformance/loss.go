@@ -97,6 +97,40 @@ func loss() []clause {
 			},
 		},
 		{
+			name:  "loss/acquire-extends-no-session",
+			rule:  "The deadline of a lock taken on a session that has been there for a while counts from the session's last confirmation, not from the acquire: cut off right after it, the holder is told before a rival gets in.",
+			needs: partitions,
+			waits: true,
+			run: func(e *env) {
+				a, b, name := e.brief(), e.brief(), e.name("x")
+				e.lock(a, e.name("first"))
+				e.pass(e.ttl/4, "the session gets older, and is not yet renewed")
+				lk := e.lock(a, name)
+				e.partition(a)
+				e.lock(b, name)
+				if err := lk.Err(); !errors.Is(err, distlock.ErrLost) {
+					e.Errorf("a rival got the name while the holder's Err() was %v", err)
+				}
+			},
+		},
+		{
+			name:  "loss/deadline-counts-from-the-request",
+			rule:  "The deadline counts from before the request was sent, not from its answer: over a slow connection too a holder knows of its end before a rival gets in.",
+			needs: delays,
+			waits: true,
+			run: func(e *env) {
+				a, b, name := e.brief(distlock.WithTryTimeout(e.ttl)), e.locker(), e.name("x")
+				e.unlock(e.lock(a, e.name("warm-up")))
+				stop := e.h.(Delayer).Delay(e.T, a, e.ttl/12)
+				defer stop()
+				lk := e.lock(a, name, distlock.WithFixedLease(e.ttl))
+				e.lock(b, name)
+				if err := lk.Err(); !errors.Is(err, distlock.ErrLost) {
+					e.Errorf("a rival got the name while the holder's Err() was %v", err)
+				}
+			},
+		},
+		{
 			name:  "loss/told-without-rival",
 			rule:  "A holder that is cut off is told when its deadline has passed, with Reason Expired, though nobody else wants the name and its renewals hang.",
 			needs: partitions,

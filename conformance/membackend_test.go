@@ -117,6 +117,12 @@ func (m *memory) Expire(t testing.TB, name string) {
 	t.Fatalf("nobody holds %q", name)
 }
 
+func (m *memory) Delay(t testing.TB, l distlock.Locker, d time.Duration) (stop func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.store.Inject(membackend.Fault{Locker: m.names[l], Kind: membackend.SlowReply, Delay: d, Times: -1}).Remove
+}
+
 func (m *memory) Partition(t testing.TB, l distlock.Locker) (heal func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

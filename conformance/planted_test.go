@@ -43,6 +43,9 @@ var planted = []struct {
 	{"deadline from a time after the request", "loss/told-before-rival", broken(func(f *faults) {
 		f.confirm = func(c *driver.Confirm) { c.From = c.From.Add(c.TTL / 4) }
 	})},
+	{"deadline from the answer", "loss/deadline-counts-from-the-request", broken(func(f *faults) {
+		f.confirm = func(c *driver.Confirm) { c.From = time.Now() }
+	})},
 	{"'not mine' counts as confirmed", "loss/dropped-by-backend", broken(func(f *faults) {
 		f.confirm = func(c *driver.Confirm) {
 			if errors.Is(c.Err, driver.ErrNotHeld) {

@@ -189,26 +189,27 @@ func (c *clerk) Every() time.Duration         { return 0 }
 func (c *clerk) MaxBatch() int                { return 16 }
 func (c *clerk) Retire(context.Context) error { return nil }
 
-// wire carries connections, and can be cut.
+// wire carries connections, and can be cut or slow.
 type wire struct {
-	mu  sync.Mutex
-	cut bool
+	mu    sync.Mutex
+	cut   bool
+	delay time.Duration // of what arrives
 }
 
-func (w *wire) isCut() bool {
+func (w *wire) state() (cut bool, delay time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.cut
+	return w.cut, w.delay
 }
 
-func (w *wire) set(cut bool) {
+func (w *wire) set(cut bool, delay time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.cut = cut
+	w.cut, w.delay = cut, delay
 }
 
 func (w *wire) dial(ctx context.Context, addr string) (net.Conn, error) {
-	if w.isCut() {
+	if cut, _ := w.state(); cut {
 		<-ctx.Done()
 		return nil, context.Cause(ctx)
 	}
@@ -225,7 +226,7 @@ type cuttable struct {
 }
 
 func (c *cuttable) Write(p []byte) (int, error) {
-	if c.w.isCut() {
+	if cut, _ := c.w.state(); cut {
 		return len(p), nil // into the void
 	}
 	return c.Conn.Write(p)
@@ -234,7 +235,9 @@ func (c *cuttable) Write(p []byte) (int, error) {
 func (c *cuttable) Read(p []byte) (int, error) {
 	for {
 		n, err := c.Conn.Read(p)
-		if err != nil || !c.w.isCut() {
+		cut, delay := c.w.state()
+		if err != nil || !cut {
+			<-time.After(delay)
 			return n, err
 		}
 	}
@@ -383,8 +386,16 @@ func (h *townHall) Partition(t testing.TB, l distlock.Locker) (heal func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	w := h.wires[l]
-	w.set(true)
-	return func() { w.set(false) }
+	w.set(true, 0)
+	return func() { w.set(false, 0) }
+}
+
+func (h *townHall) Delay(t testing.TB, l distlock.Locker, d time.Duration) (stop func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w := h.wires[l]
+	w.set(false, d)
+	return func() { w.set(false, 0) }
 }
 
 func (h *townHall) Restart(t testing.TB) {

@@ -101,6 +101,15 @@ func (h *harness) Partition(t testing.TB, l distlock.Locker) (heal func()) {
 	return p.Heal
 }
 
+// Delay slows both directions down.
+func (h *harness) Delay(t testing.TB, l distlock.Locker, d time.Duration) (stop func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := h.proxies[l]
+	p.Delay(d)
+	return p.Heal
+}
+
 func (h *harness) Worker(t testing.TB) *exec.Cmd {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", workerEnv, h.srv.Addr(), h.prefix))

@@ -168,6 +168,21 @@ func (h *harness) Partition(t testing.TB, l distlock.Locker) (heal func()) {
 	}
 }
 
+// Delay slows both directions down.
+func (h *harness) Delay(t testing.TB, l distlock.Locker, d time.Duration) (stop func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	ps := h.proxies[l]
+	for _, p := range ps {
+		p.Delay(d)
+	}
+	return func() {
+		for _, p := range ps {
+			p.Heal()
+		}
+	}
+}
+
 func (h *harness) Worker(t testing.TB) *exec.Cmd {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", workerEnv, strings.Join(addrs(h.servers), ","), h.prefix))

@@ -116,6 +116,15 @@ func (h *harness) Partition(t testing.TB, l distlock.Locker) func() {
 	return p.Heal
 }
 
+// Delay slows both directions down.
+func (h *harness) Delay(t testing.TB, l distlock.Locker, d time.Duration) (stop func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := h.lockers[l].proxy
+	p.Delay(d)
+	return p.Heal
+}
+
 func (h *harness) Worker(t testing.TB) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
