@@ -17,6 +17,36 @@ import (
 	"example.com/distlock/internal/testbed"
 )
 
+// A deadline counted from the grant lies before the server's, however slow the
+// network is.
+func TestFromIsBeforeTheServersCountdown(t *testing.T) {
+	srv := testbed.Redis(t)
+	proxy := srv.Proxy(t)
+	n := open(t, proxy.Addr(), nil)
+	raw := redis.NewClient(&redis.Options{Addr: srv.Addr()})
+	defer raw.Close()
+	g := n.must(request("warm up"))
+	n.renew(g.Lease)
+	proxy.Delay(50 * time.Millisecond)
+	check := func(what string, from time.Time) {
+		t.Helper()
+		now := time.Now()
+		left, err := raw.PTTL(t.Context(), n.layout.Lock("n")).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ahead := from.Add(ttl).Sub(now.Add(left)); ahead > 5*time.Millisecond {
+			t.Errorf("%s: our deadline is %v after the server's", what, ahead)
+		}
+		if age := now.Sub(from); age > 10*time.Second {
+			t.Errorf("%s: From is %v old", what, age)
+		}
+	}
+	g = n.must(request("n"))
+	check("acquire", g.From)
+	check("renewal", n.renew(g.Lease)[0].From)
+}
+
 // The reply to the acquire is lost and the client library asks again on its own:
 // it must not take the lock for another's.
 func TestLostAcquireReplyIsRetried(t *testing.T) {
@@ -384,7 +414,7 @@ func TestRedirections(t *testing.T) {
 func TestReplicaAck(t *testing.T) {
 	primary, replica := testbed.RedisPair(t, testbed.Own())
 	ctx := t.Context()
-	n := open(t, primary.Addr(), &Options{ReplicaAck: ReplicaAck{N: 1, Timeout: 200 * time.Millisecond}})
+	n := open(t, primary.Addr(), &Options{ReplicaAck: ReplicaAck{N: 1, Timeout: 4 * time.Second}})
 	g := n.must(request("n"))
 	if c := n.renew(g.Lease)[0]; c.Err != nil {
 		t.Fatal(c.Err)
@@ -396,6 +426,7 @@ func TestReplicaAck(t *testing.T) {
 	}
 
 	replica.Link().Cut()
+	n.opt.ReplicaAck.Timeout = 50 * time.Millisecond
 	var unacked *errUnacked
 	c := n.renew(g.Lease)[0]
 	if !errors.As(c.Err, &unacked) || !c.From.IsZero() {

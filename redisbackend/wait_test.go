@@ -186,6 +186,27 @@ func TestUnsubscribeRace(t *testing.T) {
 	}
 }
 
+// The same, made sure of: the end of a subscription that is wanted begins another.
+func TestUnsubscribedWhileWanted(t *testing.T) {
+	n := open(t, testbed.Redis(t).Addr(), nil)
+	hint, stop := n.listen("n")
+	defer stop()
+	fresh(hint)
+	name := n.layout.Hints("n")
+	n.hints.mu.Lock()
+	ps := n.hints.channels[name].conn.ps
+	n.hints.mu.Unlock()
+	if err := ps.Unsubscribe(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	wantHint(t, hint, "when the channel was subscribed again")
+	g := n.must(request("n"))
+	if err := g.Lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantHint(t, hint, "at the release")
+}
+
 // What was released while nobody listened was not heard, so whoever waits is told
 // to look.
 func TestHintsAfterALostConnection(t *testing.T) {
@@ -213,7 +234,12 @@ func TestHintsAfterALostConnection(t *testing.T) {
 	}
 	proxy.Heal()
 	eventually(t, "the channel is subscribed again", func() bool { return n.subscribers("n") == 1 })
+	n.hints.mu.Lock()
+	cn := n.hints.channels[n.layout.Hints("n")].conn
+	n.hints.mu.Unlock()
 	fresh(hint)
+	n.hints.confirmed(cn, n.layout.Hints("n")) // as at each new subscription
+	wantHint(t, hint, "at a new subscription")
 	holder := open(t, srv.Addr(), &Options{Prefix: n.opt.Prefix})
 	g := holder.must(request("n"))
 	if err := g.Lease.Release(t.Context()); err != nil {
@@ -243,14 +269,21 @@ func TestHintsRefused(t *testing.T) {
 	}
 	defer admin.Do(context.Background(), "ACL", "DELUSER", "mute")
 	var log logRecorder
-	n := open(t, srv.Addr(), &Options{Logger: slog.New(&log)}, func(o *redis.Options) { o.Username, o.Password = "mute", "pw" })
-	for range 3 {
+	proxy := srv.Proxy(t)
+	n := open(t, proxy.Addr(), &Options{Logger: slog.New(&log)}, func(o *redis.Options) { o.Username, o.Password = "mute", "pw" })
+	for i := range 3 {
+		if i == 1 {
+			eventually(t, "the refused connection is given up", func() bool { return proxy.Stats().Open == 0 })
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		_, _, err := n.Hints(ctx, "n")
 		cancel()
 		if err == nil || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "NOPERM") {
 			t.Fatalf("Hints: %v, want the server's refusal", err)
 		}
+	}
+	if got := proxy.Stats().Conns; got > 2 {
+		t.Errorf("%d connections, want no new one for what was refused before", got)
 	}
 	if got := strings.Count(log.text(), "refused"); got != 1 {
 		t.Errorf("logged %d times: %q", got, log.text())
