@@ -170,3 +170,43 @@ func TestRedisFaults(t *testing.T) {
 		t.Errorf("after a restart without data: %q, %v", got, err)
 	}
 }
+
+func TestZooKeeperRestart(t *testing.T) {
+	t.Parallel()
+	c := testbed.ZooKeeper(t, 1, testbed.Own())
+	s, path := c.Servers()[0], "/kept"
+	conn := zkConn(t, c.Addrs())
+	if _, err := conn.Create(path, nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	for _, keep := range []bool{true, false} {
+		s.Restart(t, keep)
+		conn := zkConn(t, c.Addrs())
+		if ok, _, err := conn.Exists(path); ok != keep || err != nil {
+			t.Errorf("restart with data kept = %v: the node exists: %v, %v", keep, ok, err)
+		}
+		conn.Close()
+	}
+}
+
+func TestEtcdRestart(t *testing.T) {
+	t.Parallel()
+	c := testbed.Etcd(t, 1, testbed.Own())
+	s := c.Servers()[0]
+	if err := etcdPut(t, c.Addrs(), "k", 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	for _, keep := range []bool{true, false} {
+		s.Restart(t, keep)
+		client, err := clientv3.New(clientv3.Config{Endpoints: c.Addrs(), Logger: zap.NewNop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := client.Get(t.Context(), "k")
+		client.Close()
+		if err != nil || (len(got.Kvs) == 1) != keep {
+			t.Errorf("restart with data kept = %v: %v, %v", keep, got, err)
+		}
+	}
+}
