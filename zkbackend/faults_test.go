@@ -276,7 +276,7 @@ func TestSessionEndsWhileWaiting(t *testing.T) {
 	w := waiting(t, soon(t), tk)
 	s := b.testSession()
 	expire(t, s, addr)
-	if r := <-w; !errors.Is(r.err, driver.ErrNotHeld) || !errors.Is(r.err, zk.ErrSessionExpired) {
+	if r := receive(t, w); !errors.Is(r.err, driver.ErrNotHeld) || !errors.Is(r.err, zk.ErrSessionExpired) {
 		t.Fatalf("Wait: %v", r.err)
 	}
 	if err := tk.Leave(soon(t)); err != nil && !errors.Is(err, driver.ErrNotHeld) {
@@ -288,7 +288,7 @@ func TestSessionEndsWhileWaiting(t *testing.T) {
 	}
 	w = waiting(t, soon(t), again)
 	mustRelease(t, g.Lease)
-	if r := <-w; r.err != nil {
+	if r := receive(t, w); r.err != nil {
 		t.Fatal(r.err)
 	}
 }
@@ -304,10 +304,10 @@ func TestHolderIsToldThatItsSessionEnded(t *testing.T) {
 	g := mustAcquire(t, a, req)
 	w := waiting(t, soon(t), mustEnqueue(t, b, request("a", longTTL)))
 	expire(t, a.testSession(), addr)
-	if err := <-gone; !errors.Is(err, zk.ErrSessionExpired) {
+	if err := receive(t, gone); !errors.Is(err, zk.ErrSessionExpired) {
 		t.Errorf("Gone: %v", err)
 	}
-	r := <-w
+	r := receive(t, w)
 	if r.err != nil {
 		t.Fatal(r.err)
 	}
@@ -477,7 +477,7 @@ func TestForeignChildren(t *testing.T) {
 	}
 	w := waiting(t, soon(t), mustEnqueue(t, b, request("a", longTTL)))
 	mustRelease(t, g.Lease)
-	r := <-w
+	r := receive(t, w)
 	if r.err != nil {
 		t.Fatal(r.err)
 	}
@@ -501,7 +501,7 @@ func TestReleaseDuringConnectionLoss(t *testing.T) {
 		t.Fatalf("Release while disconnected: %v", err)
 	}
 	p.Heal()
-	if r := <-w; r.err != nil {
+	if r := receive(t, w); r.err != nil {
 		t.Fatal(r.err)
 	} else {
 		mustRelease(t, r.g.Lease)
@@ -621,7 +621,7 @@ func TestCloseWhileTheServerIsGone(t *testing.T) {
 				t.Errorf("Close took %v", took)
 			}
 			for _, w := range waits {
-				if r := <-w; r.err == nil {
+				if r := receive(t, w); r.err == nil {
 					t.Error("granted by Close")
 				}
 			}
@@ -677,7 +677,7 @@ func TestTwoAttemptsOnOneSession(t *testing.T) {
 	default:
 	}
 	mustRelease(t, g.Lease)
-	if r := <-w; r.err != nil || r.g.Number <= g.Number {
+	if r := receive(t, w); r.err != nil || r.g.Number <= g.Number {
 		t.Fatalf("%+v", r)
 	}
 }
@@ -759,7 +759,7 @@ func TestNodeDeletedByAnOperator(t *testing.T) {
 					return cs[1].Err == nil && errors.Is(cs[0].Err, driver.ErrNotHeld)
 				})
 			}
-			<-gone
+			receive(t, gone)
 			if err := g.Lease.Release(soon(t)); !errors.Is(err, driver.ErrNotHeld) {
 				t.Errorf("Release: %v", err)
 			}
@@ -784,7 +784,7 @@ func TestRetire(t *testing.T) {
 			if err := k.Retire(soon(t)); err != nil {
 				t.Fatal(err)
 			}
-			if r := <-w; !errors.Is(r.err, driver.ErrNotHeld) {
+			if r := receive(t, w); !errors.Is(r.err, driver.ErrNotHeld) {
 				t.Errorf("Wait: %v", r.err)
 			}
 			if reach {
@@ -836,7 +836,7 @@ func TestTimeoutCutOnReconnect(t *testing.T) {
 	tp.hello = func(r []byte) { binary.BigEndian.PutUint32(r[8:], 1000) }
 	tp.mu.Unlock()
 	p.Reset()
-	if err := <-gone; !mentions(err, "6s", "1s") {
+	if err := receive(t, gone); !mentions(err, "6s", "1s") {
 		t.Errorf("Gone: %v", err)
 	}
 }
@@ -852,6 +852,10 @@ func TestHeartbeatsProve(t *testing.T) {
 		if len(cs) != 1 || cs[0].Err != nil || !cs[0].From.Equal(g.From) {
 			t.Errorf("heartbeat %d: %+v, granted from %v", i, cs, g.From)
 		}
+	}
+	// Nor does it prolong anything to take another lock.
+	if g2 := mustAcquire(t, d, request("b", testTTL)); !g2.From.Equal(g.From) {
+		t.Errorf("a second lock counts from %v after the session's proof", g2.From.Sub(g.From))
 	}
 	eventually(t, "heartbeats move From", func() bool {
 		cs := k.Renew(soon(t), []driver.Kept{g.Lease})
@@ -904,7 +908,7 @@ func TestRestart(t *testing.T) {
 	if err := g.Lease.Release(ctx); err != nil {
 		t.Fatal(err)
 	}
-	r := <-w
+	r := receive(t, w)
 	if r.err != nil || r.g.Number <= g.Number {
 		t.Fatalf("%+v", r)
 	}
@@ -915,10 +919,12 @@ func TestRestart(t *testing.T) {
 // the lock is lost, and before a rival gets it.
 func TestFollowerCutOffFromTheLeader(t *testing.T) {
 	t.Parallel()
-	cluster := testbed.ZooKeeper(t, 3, testbed.Own())
+	// With this tick the follower gives its client up after 4 s; by then the lock
+	// of one that waited for that would be lost.
+	cluster := testbed.ZooKeeper(t, 3, testbed.Own(), testbed.Tick(time.Second))
 	follower, rest := pickFollower(t, cluster)
 	root := testRoot(t)
-	const ttl = 2 * time.Second
+	const ttl = 4 * time.Second
 	open := func(addrs ...string) *distlock.Client {
 		l, err := New(addrs, &Options{Root: root}, distlock.WithTTL(ttl))
 		if err != nil {
@@ -938,7 +944,7 @@ func TestFollowerCutOffFromTheLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.server = 0
-	mobile, err := distlock.New(d, distlock.WithTTL(2*ttl))
+	mobile, err := distlock.New(d, distlock.WithTTL(ttl))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -950,6 +956,14 @@ func TestFollowerCutOffFromTheLeader(t *testing.T) {
 
 	heal := cluster.Cut(t, follower)
 	defer heal()
+	cut := time.Now()
+	eventually(t, "the client with other servers to turn to has done so", func() bool {
+		l := d.testSession().testLink()
+		return l != nil && l.addr != follower.Addr()
+	})
+	if took := time.Since(cut); took > ttl*3/4 {
+		t.Errorf("the client turned to another server after %v", took)
+	}
 	next, err := rival.Lock(within(t, 60*time.Second), "a")
 	got := time.Now()
 	if err != nil {
@@ -968,7 +982,7 @@ func TestFollowerCutOffFromTheLeader(t *testing.T) {
 	if next.Token() == 0 {
 		t.Error("no token")
 	}
-	time.Sleep(2 * ttl)
+	time.Sleep(ttl) // the session that the cut left behind would be over, too
 	if err := kept.Err(); err != nil {
 		t.Errorf("the client with other servers to turn to lost its lock: %v", err)
 	}
@@ -1013,7 +1027,7 @@ func TestLeaderKilled(t *testing.T) {
 	if err := g.Lease.Release(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if r := <-w; r.err != nil || r.g.Number <= g.Number {
+	if r := receive(t, w); r.err != nil || r.g.Number <= g.Number {
 		t.Fatalf("%+v after %d", r, g.Number)
 	}
 }

@@ -128,6 +128,18 @@ type waited struct {
 	err error
 }
 
+// receive waits for a value that must come.
+func receive[T any](t testing.TB, ch <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-ch:
+		return v
+	case <-time.After(60 * time.Second):
+		t.Fatal("nothing came within 60 s")
+		panic("unreachable")
+	}
+}
+
 // beats does what the core does for a Keeper: Renew at Every, until the test ends.
 func beats(t testing.TB, k driver.Keeper) {
 	t.Helper()
