@@ -961,7 +961,9 @@ func TestFollowerCutOffFromTheLeader(t *testing.T) {
 		l := d.testSession().testLink()
 		return l != nil && l.addr != follower.Addr()
 	})
-	if took := time.Since(cut); took > ttl*3/4 {
+	// Without its own patience it would notice when answers to pings, which queue
+	// behind the heartbeat, have been missing for 2/3 of the timeout.
+	if took := time.Since(cut); took > ttl*5/8 {
 		t.Errorf("the client turned to another server after %v", took)
 	}
 	next, err := rival.Lock(within(t, 60*time.Second), "a")
