@@ -94,7 +94,11 @@ func TestMissingProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
+	defer func() {
+		if err := b.Close(); err != nil {
+			t.Errorf("closing: %v", err)
+		}
+	}()
 	for what, start := range map[string]func(context.Context) error{
 		"redis-server": func(ctx context.Context) error { _, err := b.Redis(ctx); return err },
 		"java":         func(ctx context.Context) error { _, err := b.ZooKeeper(ctx, 1); return err },

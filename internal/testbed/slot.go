@@ -44,7 +44,8 @@ type slot struct {
 // (empty if there are none). Servers write their process ids to pids before they
 // become servers, and cannot start when that directory is gone.
 const janitorScript = `
-cat >/dev/null
+PATH=$PATH:/usr/local/bin:/usr/bin:/bin
+while read -r line; do :; done
 for f in "$1"/pids/*; do
 	if [ -e "$f" ]; then kill -9 "${f##*/}"; fi
 done
