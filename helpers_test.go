@@ -94,7 +94,7 @@ func (e *env) inject(f membackend.Fault) *membackend.Injected {
 
 func (e *env) lock(l distlock.Locker, name string, opts ...distlock.LockOption) *distlock.Lock {
 	e.Helper()
-	ctx, cancel := context.WithTimeout(bg, time.Hour)
+	ctx, cancel := context.WithTimeout(bg, 20*ttl)
 	defer cancel()
 	lk, err := l.Lock(ctx, name, opts...)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -283,6 +284,38 @@ func TestServersNewsIsALoss(t *testing.T) {
 		e.held(other)
 		e.s.ExpireAll("a")
 		e.lost(other, 0, distlock.Revoked)
+	})
+}
+
+func TestServersNewsThatOvertakesTheGrantCounts(t *testing.T) {
+	where(t, func(o membackend.Options) bool { return !o.Quiet }, func(e *env) {
+		l := e.locker("a")
+		for _, op := range []membackend.Op{membackend.Acquire, membackend.Wait} {
+			e.inject(membackend.Fault{Op: op, Kind: membackend.SlowReply, Delay: ttl / 10})
+		}
+		time.AfterFunc(ttl/20, func() { e.s.Expire("n") })
+		lk := e.lock(l, "n")
+		if n := lk.Token().Number(); n != 2 {
+			e.Errorf("grant %d was returned, which was over", n)
+		}
+		e.neverLost(lk, ttl)
+	})
+}
+
+func TestHeldLocksCostNoGoroutine(t *testing.T) {
+	each(t, func(e *env) {
+		l := e.locker("a")
+		e.lock(l, "first")
+		synctest.Wait()
+		before := runtime.NumGoroutine()
+		for i := range 1000 {
+			e.lock(l, fmt.Sprint(i))
+		}
+		time.Sleep(2*ttl + time.Millisecond)
+		synctest.Wait()
+		if after := runtime.NumGoroutine(); after > before+5 {
+			e.Errorf("%d goroutines for 1000 locks", after-before)
+		}
 	})
 }
 

@@ -55,6 +55,24 @@ func TestSessionWithEnoughLeftIsNotRenewedForAGrant(t *testing.T) {
 	})
 }
 
+func TestSessionsDeadlineNeverMovesBack(t *testing.T) {
+	where(t, shared, func(e *env) {
+		e.o.RenewWithin = 0
+		l := e.locker("a", distlock.WithRenewEvery(ttl/3))
+		first := e.lock(l, "first")
+		// A grant that knows only of the session's start arrives after a renewal.
+		e.inject(membackend.Fault{Op: membackend.Acquire, Kind: membackend.SlowReply, Delay: ttl / 4})
+		time.Sleep(ttl / 4)
+		lk, err := l.TryLock(bg, "n")
+		e.is(err, nil)
+		for _, lk := range []*distlock.Lock{first, lk} {
+			if left := time.Until(lk.ValidUntil()); left < ttl-ttl/4-margin {
+				e.Errorf("%v left, although it was renewed less than %v ago", left, ttl/4)
+			}
+		}
+	})
+}
+
 func TestGrantOnASessionThatCannotBeRenewedIsHeldBack(t *testing.T) {
 	where(t, shared, func(e *env) {
 		e.o.RenewWithin = 0
