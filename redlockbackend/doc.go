@@ -38,17 +38,18 @@
 // units of 10 µs. A node that gives the lock also accepts the number if it is
 // larger than all it has accepted for the names of that bucket, and still gives it
 // only to the present owner. A majority must both give and accept. If nodes were
-// ahead, a second round proposes the largest counter that the nodes reported, plus 1
-// (without nodes whose clock is far off). Two holders share a node that accepted both, one after the other; so the
-// later has the larger number. No clock is needed for that.
+// ahead, a second round proposes the largest counter that they reported, plus 1,
+// without nodes whose clock is far off. Two holders share a node that accepted
+// both, one after the other; so the later has the larger number. No clock is
+// needed for that.
 //
 // Clocks are the second line, for nodes that lose their data. A node refuses what
 // lies more than 2 s behind its own clock, and, in the first round, what lies more
-// than 2 s ahead of it; so no client's clock, however wrong, moves the numbers.
-// Tokens stay in order unless a node loses its data within 4 s plus the difference
-// of the nodes' clocks of a grant that needed its vote, or loses it while its clock
-// goes back. Tokens do not make Redlock exclusive: a resource that does not check
-// them has two clients then, and must check them on reads too.
+// than 2 s ahead of it; so no client's clock, however wrong, moves the numbers by
+// more. Tokens stay in order unless a node loses its data within 4 s plus the
+// difference of the nodes' clocks of a grant that needed its vote, or loses it
+// while its clock goes back. Tokens do not make Redlock exclusive: a resource that
+// does not check them, on reads too, has two clients then.
 //
 // # Servers
 //

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -115,34 +117,33 @@ func (d *redlockDriver) Capabilities(ctx context.Context) (driver.Capabilities, 
 }
 
 // probe asks all nodes, and returns when a majority is fit and the others have
-// had as long again. Those that have not answered then are probed at their next
-// use.
+// had NodeTimeout, or ctx has ended. Those that have not answered then are probed at their next
+// use. A probe goes on when ctx has ended, so that the next call finds its result.
 func (d *redlockDriver) probe(ctx context.Context) error {
-	start := time.Now()
+	if d.fit() >= d.quorum {
+		return d.usable()
+	}
 	// The first connection may take longer than a request: name resolution, TLS.
 	answers := ask(d, d.nodes, max(d.opt.NodeTimeout, time.Second), func(ctx context.Context, n *node) (struct{}, error) {
 		return struct{}{}, d.ready(ctx, n)
 	})
-	var patience <-chan time.Time
-	fit := 0
+	patience := time.NewTimer(d.opt.NodeTimeout)
+	defer patience.Stop()
+	fit, patient := 0, true
 	var failed []NodeError
 	open := slices.Clone(d.nodes)
 listen:
-	for len(open) > 0 {
+	for len(open) > 0 && (patient || fit < d.quorum) {
 		select {
 		case a := <-answers:
 			open = without(open, a.node)
-			if a.err != nil {
+			if a.err == nil {
+				fit++
+			} else {
 				failed = append(failed, nodeError(a.node, a.err))
-				continue
 			}
-			if fit++; fit == d.quorum {
-				timer := time.NewTimer(time.Since(start))
-				defer timer.Stop()
-				patience = timer.C
-			}
-		case <-patience:
-			break listen
+		case <-patience.C:
+			patient = false
 		case <-ctx.Done():
 			if fit < d.quorum {
 				return d.interrupted(ctx, "probe", fit, 0, failed, open)
@@ -184,26 +185,46 @@ func without(nodes []*node, n *node) []*node {
 var errOvertaken = errors.New("other attempts raised the numbers meanwhile")
 
 func (d *redlockDriver) Acquire(ctx context.Context, req driver.Request) (driver.Grant, error) {
-	// Who is overtaken has a majority and needs only a better number. A new try asks
-	// for the counters again, and keeps the nodes.
-	const tries = 3
+	// Most attempts are decided by one try. Who is overtaken has a majority and
+	// needs only a better number: a new try asks for the counters again, and keeps
+	// the nodes. And of several contenders that share out the nodes, so that none
+	// has a majority, all but one give theirs back: that one keeps its own and asks
+	// again for the others, or all would give up and meet once more.
+	const tries = 6
 	var l *lease
 	for i := 1; ; i++ {
 		if err := d.usable(); err != nil {
 			return driver.Grant{}, err
 		}
 		l = d.newLease(req, l)
-		g, err := l.acquire(ctx)
+		start := time.Now()
+		g, t, err := l.acquire(ctx)
 		if err == nil {
 			return g, nil
 		}
-		if errors.Is(err, errOvertaken) && i < tries && ctx.Err() == nil {
+		leads := t.leads(req.Owner, d.quorum)
+		if ctx.Err() == nil && i < tries && (leads || errors.Is(err, errOvertaken)) {
+			if leads && !sleep(ctx, time.Since(start)) { // about as long as the others need
+				return driver.Grant{}, context.Cause(ctx)
+			}
 			continue
 		}
 		if ctx.Err() == nil {
 			l.undo(ctx)
 		}
 		return driver.Grant{}, err
+	}
+}
+
+// sleep reports whether it was for all of d.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -300,27 +321,47 @@ func (t *tally) second(quorum int) (number uint64, voters []*node) {
 	return number, voters
 }
 
-// holder reports whether another owner is known to have a majority.
-func (t *tally) holder(quorum int) bool {
-	for _, n := range t.holders {
-		if n >= quorum {
-			return true
-		}
+// most returns the largest number of nodes that another owner has.
+func (t *tally) most() (n int) {
+	for _, has := range t.holders {
+		n = max(n, has)
 	}
-	return false
+	return n
 }
 
-// remaining is when a majority will be free, if nobody renews: 0 if unknown. If
-// no owner has a majority, contenders have shared the nodes out among themselves
-// and are about to undo that, so no TTL says anything.
-func (t *tally) remaining(quorum int) time.Duration {
-	if !t.holder(quorum) {
-		return 0
+// leads reports whether owner comes first of those that share out the nodes, none
+// of them with a majority: by the number of its nodes, then by its name. The
+// others come to the same result, or nearly always: if two lead or nobody does,
+// that costs time only.
+func (t *tally) leads(owner string, quorum int) bool {
+	mine := len(t.granted)
+	if mine == 0 || mine >= quorum || len(t.holders) == 0 || mine+t.held < quorum || t.most() >= quorum {
+		return false
+	}
+	for other, has := range t.holders {
+		if has > mine || has == mine && other < owner {
+			return false
+		}
+	}
+	return true
+}
+
+// remaining is when to ask again, at the latest: when a majority is free if nobody
+// renews, 0 if unknown. Contenders that have shared out the nodes undo that at
+// once, so then no TTL says anything.
+func (t *tally) remaining(quorum int, took time.Duration) time.Duration {
+	switch most := t.most(); {
+	case most >= quorum:
+	case most+len(t.failed)+len(t.open) >= quorum:
+		// It may have a majority with nodes that did not answer.
+		return 50*time.Millisecond + rand.N(100*time.Millisecond)
+	default:
+		return took + rand.N(2*took+1)
 	}
 	left := slices.Clone(t.left)
 	for i, ms := range left {
 		if ms < 0 { // without expiry
-			left[i] = int64(^uint64(0) >> 1)
+			left[i] = math.MaxInt64
 		}
 	}
 	slices.Sort(left)
@@ -368,37 +409,37 @@ const (
 
 func (l *lease) Keeper() driver.Keeper { return l.d.keeper }
 
-// acquire makes the one or two rounds of this try.
-func (l *lease) acquire(ctx context.Context) (driver.Grant, error) {
+// acquire makes the one or two rounds of this try. The tally is the first round's.
+func (l *lease) acquire(ctx context.Context) (driver.Grant, *tally, error) {
 	d, ttl := l.d, l.req.TTL
 	start := time.Now()
+	t := &tally{open: slices.Clone(d.nodes)}
 	first := d.propose(l.req.Name)
 	if first >= maxNumber {
-		return driver.Grant{}, l.exhausted(first)
+		return driver.Grant{}, t, l.exhausted(first)
 	}
-	t := &tally{open: slices.Clone(d.nodes)}
 	answers := ask(d, d.nodes, d.timeout(ttl), func(ctx context.Context, n *node) (vote, error) {
 		return l.acquireOn(ctx, n, first)
 	})
 	if err := l.firstRound(ctx, start, t, answers); err != nil {
-		return driver.Grant{}, err
+		return driver.Grant{}, t, err
 	}
 	number := first
 	if len(t.accepted) < d.quorum {
 		var voters []*node
 		if number, voters = t.second(d.quorum); number >= maxNumber {
-			return driver.Grant{}, l.exhausted(number)
+			return driver.Grant{}, t, l.exhausted(number)
 		}
 		if err := l.secondRound(ctx, number, voters); err != nil {
-			return driver.Grant{}, err
+			return driver.Grant{}, t, err
 		}
 	}
 	d.agreed(l.req.Name, number)
 	if took := time.Since(start); validity(ttl, took) <= 0 {
-		return driver.Grant{}, fmt.Errorf("a majority agreed, but after %v nothing is left of the TTL of %v", took, ttl)
+		return driver.Grant{}, t, fmt.Errorf("a majority agreed, but after %v nothing is left of the TTL of %v", took, ttl)
 	}
 	l.number = number
-	return driver.Grant{Lease: l, Number: number, From: start, TTL: ttl}, nil
+	return driver.Grant{Lease: l, Number: number, From: start, TTL: ttl}, t, nil
 }
 
 func (l *lease) exhausted(number uint64) error {
@@ -439,7 +480,7 @@ listen:
 		}
 		// Certain failure. Who shares the nodes with several others learns from the
 		// rest whether one of them has a majority.
-		if len(t.granted)+len(t.open) < d.quorum && (t.holder(d.quorum) || t.held+len(t.open) <= spare) {
+		if len(t.granted)+len(t.open) < d.quorum && (t.most() >= d.quorum || t.held+len(t.open) <= spare) {
 			break
 		}
 		select {
@@ -455,7 +496,7 @@ listen:
 	case len(t.granted) >= d.quorum:
 		return nil
 	case t.held > spare:
-		return &driver.HeldError{Remaining: t.remaining(d.quorum), Waiters: -1}
+		return &driver.HeldError{Remaining: t.remaining(d.quorum, time.Since(start)), Waiters: -1}
 	}
 	silent := slices.DeleteFunc(t.open, func(n *node) bool { return !n.silent.Load() })
 	return d.noQuorum("acquire", len(t.granted), t.held, append(t.failed, unanswered(silent)...))

@@ -141,9 +141,7 @@ func TestBlackHole(t *testing.T) {
 // With a majority silent an attempt ends at the node timeout.
 func TestMajoritySilent(t *testing.T) {
 	r, ps := proxied(t, 5, &Options{NodeTimeout: 50 * time.Millisecond})
-	if _, err := r.Capabilities(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	r.warm()
 	g := r.must(request(testbed.Name(t)))
 	for _, p := range ps[:3] {
 		p.Cut()
@@ -170,15 +168,14 @@ func TestMajoritySilent(t *testing.T) {
 	for _, p := range ps {
 		p.Heal()
 	}
-	r.release(g.Lease) // repeated: what was removed when no answer came counts
+	// Repeated: what was removed when no answer came counts.
+	eventually(t, "the release is confirmed", func() bool { return g.Lease.Release(t.Context()) == nil })
 }
 
 // Replies are lost: nothing stays where the outcome was open; B01, B29.
 func TestLostReplies(t *testing.T) {
 	r, ps := proxied(t, 3, &Options{NodeTimeout: 100 * time.Millisecond})
-	if _, err := r.Capabilities(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	r.warm()
 	name := testbed.Name(t)
 	r.occupy(0, name)
 	ps[1].SwallowReplies(1)
@@ -189,7 +186,7 @@ func TestLostReplies(t *testing.T) {
 		t.Errorf("%+v", q)
 	}
 	eventually(t, "no node has ours", func() bool { return r.count(name, req.Owner) == 0 })
-	if r.count(name, "rival") != 1 {
+	if r.count(name, "a-rival") != 1 {
 		t.Error("the rival's node was touched")
 	}
 }
@@ -197,9 +194,7 @@ func TestLostReplies(t *testing.T) {
 // Cleanup that fails does not hide why the attempt failed; B31.
 func TestCleanupFails(t *testing.T) {
 	r, ps := proxied(t, 3, &Options{NodeTimeout: 100 * time.Millisecond})
-	if _, err := r.Capabilities(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	r.warm()
 	name := testbed.Name(t)
 	r.occupy(0, name)
 	r.occupy(1, name)
@@ -223,9 +218,7 @@ func TestLibraryRetries(t *testing.T) {
 		ps, through = append(ps, p), append(through, p.Addr())
 	}
 	r := open(t, s, through, nil) // with retries
-	if _, err := r.Capabilities(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	r.warm()
 	name := testbed.Name(t)
 	for _, p := range ps {
 		p.FailReplies(1)
@@ -252,9 +245,7 @@ func TestLibraryRetries(t *testing.T) {
 // Requests that are held in the network arrive after the attempt was abandoned.
 func TestLateRequests(t *testing.T) {
 	r, ps := proxied(t, 5, &Options{NodeTimeout: 50 * time.Millisecond})
-	if _, err := r.Capabilities(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	r.warm()
 	name := testbed.Name(t)
 	for _, p := range ps[:3] {
 		p.CutRequests()
@@ -293,7 +284,7 @@ func TestReleaseRepeated(t *testing.T) {
 	eventually(t, "all nodes have removed it", func() bool { return r.count(name, "") == 0 })
 	ps[0].Heal()
 	ps[1].Heal()
-	r.release(g.Lease)
+	eventually(t, "the release is confirmed", func() bool { return g.Lease.Release(t.Context()) == nil })
 }
 
 // A node that cannot be reached at the release is cleaned when it is back, not

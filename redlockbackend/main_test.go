@@ -155,6 +155,15 @@ func request(name string) driver.Request {
 	return driver.Request{Name: name, Owner: newOwner(), TTL: ttl, Metadata: "test"}
 }
 
+// warm returns when every node has been probed and has a connection to it.
+func (r *rig) warm() {
+	r.t.Helper()
+	if _, err := r.Capabilities(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+	eventually(r.t, "all nodes are probed", func() bool { return r.fit() == len(r.nodes) })
+}
+
 func (r *rig) must(req driver.Request) driver.Grant {
 	r.t.Helper()
 	g, err := r.Acquire(r.t.Context(), req)
@@ -220,10 +229,11 @@ func (r *rig) count(name, owner string) (n int) {
 	return n
 }
 
-// occupy gives name on node i to somebody else.
+// occupy gives name on node i to somebody else, who comes first where both have as
+// many nodes.
 func (r *rig) occupy(i int, name string) {
 	r.t.Helper()
-	v := redisnode.Value{Owner: "rival.1", Since: time.Now(), TTL: ttl}
+	v := redisnode.Value{Owner: "a-rival.1", Since: time.Now(), TTL: ttl}
 	if err := r.raw[i].Set(r.t.Context(), r.layout.Lock(name), v.String(), ttl).Err(); err != nil {
 		r.t.Fatal(err)
 	}

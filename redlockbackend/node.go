@@ -140,6 +140,18 @@ func runAll(ctx context.Context, n *node, calls []redisnode.Call) ([]redisnode.R
 	return nil, replies[0].Err
 }
 
+// fit counts the nodes that have been probed and found usable.
+func (d *redlockDriver) fit() (n int) {
+	for _, o := range d.nodes {
+		o.mu.Lock()
+		if o.runID != "" {
+			n++
+		}
+		o.mu.Unlock()
+	}
+	return n
+}
+
 // ready probes the server at its first use, and finds a server that stands behind
 // two clients: it would vote twice.
 func (d *redlockDriver) ready(ctx context.Context, n *node) error {
