@@ -536,6 +536,12 @@ func TestServerGone(t *testing.T) {
 	w := await(t, p.queue(request("a", long)))
 	waiting(t, w)
 	s.Pause(t) // connections stay, nobody answers
+	eventually(t, soon, "the signal has arrived", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		_, err := p.Capabilities(ctx)
+		return err != nil
+	})
 	timed := func(what string, f func(context.Context) error) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
