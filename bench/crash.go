@@ -108,7 +108,7 @@ func crash(ctx context.Context, t *target, holder []string, name string, ttl, ph
 	if o.err != nil {
 		return 0, "", fmt.Errorf("wait for the lock of a killed process: %w", o.err)
 	}
-	defer o.lk.Unlock(ctx)
+	defer func() { _ = o.lk.Unlock(ctx) }() // measured already; Close would release it too
 	if tok := o.lk.Token(); tok <= child.token {
 		return 0, fmt.Sprintf("%s: token %d after the killed holder's %d", name, tok, child.token), nil
 	}

@@ -133,7 +133,7 @@ func (l load) run(ctx context.Context) (Load, error) {
 		res.Violations = append(res.Violations, w.violations(l.names[i])...)
 	}
 	if err == nil {
-		if cause := context.Cause(runCtx); cause != over {
+		if cause := context.Cause(runCtx); !errors.Is(cause, over) {
 			err = cause
 		}
 	}

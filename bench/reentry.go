@@ -30,7 +30,7 @@ func reentry(ctx context.Context, t *target) (Reentry, error) {
 	if err != nil {
 		return Reentry{}, err
 	}
-	defer outer.Unlock(ctx)
+	defer func() { _ = outer.Unlock(ctx) }() // for the early returns; the last Unlock below is checked
 
 	// The context of a holding has no deadline; a backend that cannot re-enter
 	// would wait for itself.

@@ -177,7 +177,7 @@ func writeCells(b *strings.Builder, first, column int, cells [][]string) {
 func wrap(s string, width int) []string {
 	var lines []string
 	line := ""
-	for _, word := range strings.Fields(s) {
+	for word := range strings.FieldsSeq(s) {
 		for utf8.RuneCountInString(word) > width {
 			if line != "" {
 				lines, line = append(lines, line), ""

@@ -85,7 +85,7 @@ func TestTerminal(t *testing.T) {
 			t.Errorf("%d columns: %s", n, line)
 		}
 	}
-	notes := out[strings.Index(out, "\nNotes\n"):]
+	_, notes, _ := strings.Cut(out, "\nNotes\n")
 	for _, ref := range regexp.MustCompile(`\[\d+\]`).FindAllString(out, -1) {
 		if !strings.Contains(notes, ref+" ") {
 			t.Errorf("no note %s", ref)

@@ -20,6 +20,7 @@ func (o *Outcome[T]) set(v T, err error) {
 	}
 }
 
+// MarshalJSON writes the value, or why there is none.
 func (o Outcome[T]) MarshalJSON() ([]byte, error) {
 	switch {
 	case o.Ran:
@@ -42,6 +43,8 @@ type Result struct {
 	// Failure is why nothing can be measured (any more): the servers did not
 	// start, or do not answer.
 	Failure string `json:"failure,omitempty"`
+
+	missing string // why what was not even tried is not there
 
 	Alone   Outcome[Load]    `json:"alone"`      // one caller, one name
 	Many    Outcome[Load]    `json:"many_names"` // many callers, a name each, one Locker

@@ -99,7 +99,7 @@ var dimensions = []dimension{
 				switch r.Backend {
 				case "redis":
 					var how string
-					c.Verdict, how = atLeast(100_000).judge(qps)
+					c.Verdict, how = span{100_000, infinity}.judge(qps)
 					c.Reason = fmt.Sprintf("requests/s are %s; %s", how, shared)
 				case "zookeeper":
 					var how string
@@ -332,7 +332,7 @@ var dimensions = []dimension{
 				return Cell{Figure: "see the violations", Verdict: Violated, Reason: vs[0]}
 			}
 			if grants == 0 {
-				return Cell{Verdict: NotMeasured, Reason: cmp.Or(r.Failure, "no grant in this run")}
+				return Cell{Verdict: NotMeasured, Reason: cmp.Or(r.Failure, r.missing, "no grant in this run")}
 			}
 			return Cell{Figure: fmt.Sprintf("%s; in order over %s grants", numbers[r.Backend], count(float64(grants)))}
 		},
@@ -385,7 +385,7 @@ func outcome[T any](r *Result, o Outcome[T], violations func(T) []string, cell f
 	if o.Ran {
 		return cell(o.Value)
 	}
-	return Cell{Verdict: NotMeasured, Reason: cmp.Or(o.Failure, r.Failure, "not part of this run")}
+	return Cell{Verdict: NotMeasured, Reason: cmp.Or(o.Failure, r.Failure, r.missing, "not part of this run")}
 }
 
 func ofLoad(r *Result, o Outcome[Load], cell func(Load) Cell) Cell {

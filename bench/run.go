@@ -133,7 +133,12 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		r.progress.next()
 		j.run(ctx)
 	}
-	r.report.Interrupted = ctx.Err() != nil
+	if ctx.Err() != nil {
+		r.report.Interrupted = true
+		for _, res := range r.report.Results {
+			res.missing = "the run was interrupted before it"
+		}
+	}
 	r.report.Setup.Provider = r.servers.name()
 	if err := r.servers.close(); err != nil {
 		r.progress.say("stopping the servers: %v", err)

@@ -8,19 +8,20 @@ import (
 // A Verdict compares what the chapter claims with what was measured.
 type Verdict string
 
+// The verdicts.
 const (
-	Reproduced    Verdict = "reproduced"
-	Borderline    Verdict = "borderline"
-	Differs       Verdict = "differs"
-	NotComparable Verdict = "not comparable"
-	NotMeasured   Verdict = "not measured" // failed, interrupted or not asked for; Reason says which
-	Violated      Verdict = "VIOLATION"    // exclusion or token order was broken: the figures are void
+	Reproduced    Verdict = "reproduced"     // see span.judge for numbers
+	Borderline    Verdict = "borderline"     // may come out either way next time
+	Differs       Verdict = "differs"        // the claim does not hold here
+	NotComparable Verdict = "not comparable" // no claim, or the set-up differs in kind
+	NotMeasured   Verdict = "not measured"   // failed, interrupted or not asked for; Reason says which
+	Violated      Verdict = "VIOLATION"      // exclusion or token order was broken: the figures are void
 )
 
-// A span is a claimed range; Hi is +Inf for "at least Lo".
+// A span is a claimed range; Hi is infinity for "at least Lo".
 type span struct{ Lo, Hi float64 }
 
-func atLeast(v float64) span { return span{v, math.Inf(1)} }
+var infinity = math.Inf(1)
 
 const (
 	widen = 2.0 // a claim holds for machines like its author's: a factor of two either way is the same

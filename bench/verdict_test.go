@@ -22,10 +22,10 @@ func TestJudge(t *testing.T) {
 		{span{1, 3}, 5, Borderline, "1.7 times above the claim"},
 		{span{1, 3}, 7.1, Borderline, "2.4 times above the claim"},
 		{span{1, 3}, 7.3, Differs, "2.4 times above the claim"},
-		{atLeast(100_000), 1e9, Reproduced, "within the claim"},
-		{atLeast(100_000), 70_000, Reproduced, "1.4 times below the claim"},
-		{atLeast(100_000), 52_000, Borderline, "1.9 times below the claim"},
-		{atLeast(100_000), 30_000, Differs, "3.3 times below the claim"},
+		{span{100_000, infinity}, 1e9, Reproduced, "within the claim"},
+		{span{100_000, infinity}, 70_000, Reproduced, "1.4 times below the claim"},
+		{span{100_000, infinity}, 52_000, Borderline, "1.9 times below the claim"},
+		{span{100_000, infinity}, 30_000, Differs, "3.3 times below the claim"},
 		{span{10_000, 10_000}, 15_000, Reproduced, "1.5 times above the claim"},
 	} {
 		if got, how := c.claim.judge(c.v); got != c.want || how != c.how {

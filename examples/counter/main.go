@@ -84,7 +84,11 @@ func run(ctx context.Context, stdout, stderr io.Writer, args []string) error {
 		if addrs, stop, err = startServers(ctx, *backend, stderr); err != nil {
 			return err
 		}
-		defer stop()
+		defer func() {
+			if err := stop(); err != nil {
+				fmt.Fprintln(stderr, err)
+			}
+		}()
 	}
 
 	ctx, cancel := context.WithTimeout(ctx, *limit)
@@ -108,7 +112,7 @@ func count(ctx context.Context, connect func([]string) (*worker, error), addrs [
 		if err != nil {
 			return 0, err
 		}
-		defer func() { w.Close(); w.close() }()
+		defer func() { _, _ = w.Close(), w.close() }() // nothing is left to lose
 		workers[i] = w
 	}
 	if err := workers[0].set(ctx, 0); err != nil {
@@ -124,7 +128,7 @@ func count(ctx context.Context, connect func([]string) (*worker, error), addrs [
 	// ZooKeeper's client takes no context: closing it is what ends its calls.
 	defer context.AfterFunc(ctx, func() {
 		for _, w := range workers {
-			w.close()
+			_ = w.close()
 		}
 	})()
 
