@@ -23,13 +23,13 @@ type env struct {
 	long time.Duration // for what must not expire during the case
 	base string        // prefix of this case's names
 
-	mu    sync.Mutex
-	waits map[distlock.Locker]*waitCounter
+	mu   sync.Mutex
+	told map[distlock.Locker]*news
 }
 
 func newEnv(ctx context.Context, t *testing.T, s subject, name string) *env {
 	h, caps := s.Harness, s.caps
-	e := &env{T: t, h: h, ctx: ctx, caps: caps, waits: map[distlock.Locker]*waitCounter{}}
+	e := &env{T: t, h: h, ctx: ctx, caps: caps, told: map[distlock.Locker]*news{}}
 	e.ttl = max(time.Second, caps.MinTTL)
 	if own, ok := h.(TTLer); ok {
 		e.ttl = own.TTL()
@@ -45,24 +45,37 @@ func newEnv(ctx context.Context, t *testing.T, s subject, name string) *env {
 // name returns a lock name that no other case and no earlier run has used.
 func (e *env) name(s string) string { return e.base + "/" + s }
 
-// waitCounter counts the blocked Locks of one Locker, by name.
-type waitCounter struct {
+// news counts what a Locker tells about locks, by name.
+type news struct {
 	mu     sync.Mutex
-	byName map[string]int
+	counts map[newsKey]int
 }
 
-func (w *waitCounter) Observe(_ context.Context, ev distlock.Event) {
-	if ev.Kind == distlock.EventWaiting {
-		w.mu.Lock()
-		w.byName[ev.Name]++
-		w.mu.Unlock()
+type newsKey struct {
+	name string
+	kind distlock.EventKind
+}
+
+// Observe counts blocked Locks and renewals that failed.
+func (n *news) Observe(_ context.Context, ev distlock.Event) {
+	if ev.Kind == distlock.EventWaiting || ev.Kind == distlock.EventRenewed && ev.Err != nil {
+		n.mu.Lock()
+		n.counts[newsKey{ev.Name, ev.Kind}]++
+		n.mu.Unlock()
 	}
 }
 
-func (w *waitCounter) count(name string) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.byName[name]
+func (n *news) count(name string, kind distlock.EventKind) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.counts[newsKey{name, kind}]
+}
+
+// newsOf returns what l has told.
+func (e *env) newsOf(l distlock.Locker) *news {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.told[l]
 }
 
 // locker returns a Locker whose locks don't expire by themselves during a case.
@@ -79,11 +92,11 @@ func (e *env) brief(opts ...distlock.Option) distlock.Locker {
 
 func (e *env) open(ttl time.Duration, opts []distlock.Option) distlock.Locker {
 	e.Helper()
-	w := &waitCounter{byName: map[string]int{}}
-	opts = append([]distlock.Option{distlock.WithTTL(ttl), distlock.WithObserver(w)}, opts...)
+	n := &news{counts: map[newsKey]int{}}
+	opts = append([]distlock.Option{distlock.WithTTL(ttl), distlock.WithObserver(n)}, opts...)
 	l := e.h.NewLocker(e.T, opts...)
 	e.mu.Lock()
-	e.waits[l] = w
+	e.told[l] = n
 	e.mu.Unlock()
 	e.Cleanup(func() {
 		closed := make(chan struct{})
@@ -325,13 +338,11 @@ func (e *env) start(ctx context.Context, l distlock.Locker, name string, opts ..
 // wait calls Lock on a taken name in a goroutine and returns when it waits.
 func (e *env) wait(ctx context.Context, l distlock.Locker, name string, opts ...distlock.LockOption) *pending {
 	e.Helper()
-	e.mu.Lock()
-	w := e.waits[l]
-	e.mu.Unlock()
-	before := w.count(name)
+	n := e.newsOf(l)
+	before := n.count(name, distlock.EventWaiting)
 	p := e.start(ctx, l, name, opts...)
 	e.eventually("Lock waits for "+name+" (EventWaiting)", func() bool {
-		return w.count(name) > before || isClosed(p.done)
+		return n.count(name, distlock.EventWaiting) > before || isClosed(p.done)
 	})
 	if isClosed(p.done) && p.err == nil {
 		e.Fatalf("Lock(%q) got a lock that is held by another", name)

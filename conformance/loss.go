@@ -253,11 +253,17 @@ func loss() []clause {
 					a, b, name := e.open(ttl, nil), e.locker(), e.name(attempt)
 					lk := e.lock(a, name)
 					heal := e.partition(a)
-					e.pass(ttl/2, "at least one renewal falls into the outage")
+					// Until a renewal has failed; but on backends whose confirmations are
+					// old when they come, not so long that none could help any more.
+					cut, failed := time.Now(), e.newsOf(a)
+					e.eventually("a renewal has failed", func() bool {
+						return failed.count(name, distlock.EventRenewed) > 0 ||
+							time.Since(cut) >= ttl/2 && time.Until(lk.ValidUntil()) < ttl*3/10
+					})
 					heal()
 					e.pass(ttl, "the TTL of the last renewal before the outage ends")
 					if err := lk.Err(); err != nil {
-						return fmt.Errorf("lost after an outage of TTL/2: %w", err)
+						return fmt.Errorf("lost after a short outage: %w", err)
 					}
 					e.refused(b, name)
 					return a.Close()
