@@ -1,5 +1,5 @@
-// Package redisbackend keeps locks on one Redis: a single server, or a primary
-// with replicas.
+// Package redisbackend keeps locks on one Redis: a single server, a primary with
+// replicas, or a Redis Cluster.
 //
 // # Algorithm
 //
@@ -32,9 +32,13 @@
 //
 // # Servers
 //
-// Redis 6.2 or newer, a primary, with scripts allowed. The user needs EVAL,
-// EVALSHA, GET, SET, DEL, EXISTS, PTTL, PEXPIRE, TIME, PUBLISH and SUBSCRIBE on
-// the keys and channels that begin with the prefix (INFO and PING too, to be told
-// of trouble early). maxmemory-policy should be noeviction: an evicted lock is a
-// lost lock. Locks are gone 10 ms to 10 years after their last renewal.
+// Redis 6.2 or newer, in a Cluster 7.0; a primary, with scripts allowed. The user
+// needs EVAL, EVALSHA, GET, SET, DEL, EXISTS, PTTL, PEXPIRE, TIME, PUBLISH,
+// SUBSCRIBE and UNSUBSCRIBE (in a Cluster SPUBLISH, SSUBSCRIBE and SUNSUBSCRIBE)
+// on the keys and channels that begin with the prefix, WAIT for ReplicaAck, and
+// INFO and PING to be told of trouble early. maxmemory-policy should be
+// noeviction: an evicted lock is a lost lock. TTLs may be 10 ms to 10 years.
+//
+// In a Cluster, taking or releasing a lock can fail while its slot moves to
+// another shard, and is tried again; renewing it does not fail.
 package redisbackend

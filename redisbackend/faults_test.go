@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"example.com/distlock"
 	"example.com/distlock/driver"
 	"example.com/distlock/internal/testbed"
 )
@@ -300,6 +301,8 @@ func TestPermissions(t *testing.T) {
 	if err := n.Abandon(t.Context(), request("n")); err != nil {
 		t.Error(err)
 	}
+	_, stop := n.listen("n")
+	stop()
 }
 
 func TestScriptsNotThere(t *testing.T) {
@@ -445,6 +448,17 @@ func TestReplicaAck(t *testing.T) {
 	}
 	if n.exists(n.layout.Lock("m")) {
 		t.Error("the unconfirmed lock is still there")
+	}
+	l, err := New(n.c, &Options{Prefix: n.opt.Prefix, ReplicaAck: n.opt.ReplicaAck})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.TryLock(ctx, "m"); !errors.As(err, &unacked) || errors.Is(err, distlock.ErrHeld) {
+		t.Errorf("TryLock without a replica: %v, want an errUnacked", err)
+	}
+	eventually(t, "the unconfirmed lock is gone", func() bool { return !n.exists(n.layout.Lock("m")) })
+	if err := l.Close(); err != nil {
+		t.Error(err)
 	}
 	if err := g.Lease.Release(ctx); err != nil {
 		t.Errorf("release without a replica: %v", err)
