@@ -27,13 +27,12 @@ func (s *session) Renew(ctx context.Context, ks []driver.Kept) []driver.Confirm 
 	}
 	answers := make([]driver.Confirm, max(1, len(ks)))
 	for i := range answers {
-		switch {
-		case err != nil:
-			answers[i].Err = err
-		case i < len(ks):
+		answers[i] = s.confirm()
+		if i < len(ks) {
 			answers[i] = s.confirmOf(ks[i])
-		default:
-			answers[i] = s.confirm()
+		}
+		if err != nil && !errors.Is(answers[i].Err, driver.ErrNotHeld) {
+			answers[i] = driver.Confirm{Err: err}
 		}
 	}
 	return answers
