@@ -407,6 +407,8 @@ func TestStress(t *testing.T) {
 			counter := 0
 			last := distlock.Token(0)
 			const lockers, workers, rounds = 3, 3, 20
+			ctx, cancel := context.WithTimeout(bg, 20*time.Second)
+			defer cancel()
 			for range lockers {
 				l, err := membackend.New(s, &o, distlock.WithTTL(ttl), distlock.WithBackoff(func(int) time.Duration { return time.Millisecond }))
 				if err != nil {
@@ -416,7 +418,7 @@ func TestStress(t *testing.T) {
 				for range workers {
 					wg.Go(func() {
 						for range rounds {
-							err := distlock.Do(bg, l, "n", func(_ context.Context, lk *distlock.Lock) error {
+							err := distlock.Do(ctx, l, "n", func(_ context.Context, lk *distlock.Lock) error {
 								counter++
 								if tok := lk.Token(); tok <= last || tok == math.MaxUint64 {
 									t.Errorf("token %v after %v", tok, last)
