@@ -5,8 +5,8 @@
 //
 // A lock is held by who has its key on a majority of N servers, as described in
 // https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. All nodes
-// are asked at the same time, each with a short timeout, and an attempt is over as
-// soon as its outcome is certain. What the attempt took is subtracted from the
+// are asked at the same time, each with a short timeout; a lock is taken as soon as
+// a majority has given it, and nodes known to be silent are not waited for. What the attempt took is subtracted from the
 // TTL, and a hundredth of the TTL plus 2 ms for drift; an attempt with nothing
 // left has failed. A failed attempt is undone on every node that took part or may
 // have. Renewal needs a majority again. A node that lost a key (it restarted

@@ -176,6 +176,10 @@ func unanswered(open []*node) (failed []NodeError) {
 	return failed
 }
 
+func allSilent(nodes []*node) bool {
+	return !slices.ContainsFunc(nodes, func(n *node) bool { return !n.silent.Load() })
+}
+
 func without(nodes []*node, n *node) []*node {
 	return slices.DeleteFunc(nodes, func(o *node) bool { return o == n })
 }
@@ -475,12 +479,12 @@ listen:
 			}
 			wait()
 		}
-		if len(d.nodes)-len(t.open) >= d.quorum && !slices.ContainsFunc(t.open, func(n *node) bool { return !n.silent.Load() }) {
+		if len(d.nodes)-len(t.open) >= d.quorum && allSilent(t.open) {
 			wait()
 		}
-		// Certain failure. Who shares the nodes with several others learns from the
-		// rest whether one of them has a majority.
-		if len(t.granted)+len(t.open) < d.quorum && (t.most() >= d.quorum || t.held+len(t.open) <= spare) {
+		// Certain failure. What is still on its way could take a node after a holder
+		// has left it, and the caller's next attempt would meet that.
+		if len(t.granted)+len(t.open) < d.quorum && allSilent(t.open) && (t.most() >= d.quorum || t.held+len(t.open) <= spare) {
 			break
 		}
 		select {
@@ -603,15 +607,17 @@ func (l *lease) end() (sure, maybe []*node) {
 	return sure, maybe
 }
 
-// undo removes what a failed try has left. It waits for the nodes that surely
-// have something; the others are asked in the background.
+// undo removes what a failed try has left. It waits for the nodes that are not
+// known to be silent.
 func (l *lease) undo(ctx context.Context) {
 	sure, maybe := l.end()
-	ask(l.d, maybe, l.d.opt.NodeTimeout, l.releaseOn)
-	answers := ask(l.d, sure, l.d.opt.NodeTimeout, l.releaseOn)
-	for range sure {
+	open := append(sure, maybe...)
+	answers := ask(l.d, open, l.d.opt.NodeTimeout, l.releaseOn)
+	open = slices.Clone(open)
+	for !allSilent(open) {
 		select {
-		case <-answers:
+		case a := <-answers:
+			open = without(open, a.node)
 		case <-ctx.Done():
 			return
 		}
@@ -667,9 +673,10 @@ func (d *redlockDriver) release(ctx context.Context, n *node, req driver.Request
 	return was, sends.Count > 1, nil
 }
 
-// Release removes the lock everywhere, and returns as soon as the answer is
-// certain: a majority that had it makes it nil, so many that did not that no
-// majority had it make it ErrNotHeld.
+// Release removes the lock everywhere. A majority that had it makes the answer
+// nil, so many that did not that no majority had it make it ErrNotHeld. When that
+// is certain it waits only for nodes that are not known to be silent: the next
+// attempt is to find them free.
 func (l *lease) Release(ctx context.Context) error {
 	d := l.d
 	sure, maybe := l.end()
@@ -679,12 +686,14 @@ func (l *lease) Release(ctx context.Context) error {
 	var failed []NodeError
 	for {
 		had, not := l.counts()
+		certain := had >= d.quorum || not > len(d.nodes)-d.quorum
+		over := len(open) == 0 || certain && (allSilent(open) || ctx.Err() != nil)
 		switch {
-		case had >= d.quorum:
+		case over && had >= d.quorum:
 			return nil
-		case not > len(d.nodes)-d.quorum:
+		case over && certain:
 			return driver.ErrNotHeld
-		case len(open) == 0:
+		case over:
 			return d.noQuorum("release", had, not, failed)
 		}
 		select {
@@ -694,7 +703,9 @@ func (l *lease) Release(ctx context.Context) error {
 				failed = append(failed, nodeError(a.node, a.err))
 			}
 		case <-ctx.Done():
-			return d.interrupted(ctx, "release", had, not, failed, open)
+			if !certain {
+				return d.interrupted(ctx, "release", had, not, failed, open)
+			}
 		}
 	}
 }

@@ -662,3 +662,24 @@ func TestNoLivelock(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// After a refusal, a release or an abandoning nothing of it is on its way that the
+// next attempt on a free name could meet; B79.
+func TestFreeIsFree(t *testing.T) {
+	a := nodes(t, 5)
+	b, c := a.peer(), a.peer()
+	for i := range 300 {
+		name := fmt.Sprintf("%s-%d", testbed.Name(t), i)
+		g := a.must(request(name))
+		b.held(request(name))
+		a.release(g.Lease)
+		g = c.must(request(name))
+		c.release(g.Lease)
+		req := request(name)
+		b.must(req)
+		if err := b.Abandon(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		a.release(a.must(request(name)).Lease)
+	}
+}
