@@ -37,5 +37,6 @@
 //
 // A program calls [Open], and Close when it is done. Servers also end when the
 // program is killed: a small shell process outlives it for as long as it takes to
-// stop them and to remove their files.
+// stop them and to remove their files. For containers it needs the docker command;
+// without it they stay until a later bed takes the same directory.
 package testbed
