@@ -14,7 +14,8 @@ import (
 	"example.com/distlock/membackend"
 )
 
-// TestMembackend runs the suite on every kind of backend that membackend can be.
+// TestMembackend runs the suite on every kind of backend that membackend can be,
+// and watches that the core keeps the contract with drivers meanwhile.
 func TestMembackend(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]membackend.Options{
@@ -28,7 +29,11 @@ func TestMembackend(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			conformance.Run(t, func(t *testing.T) conformance.Harness { return newMemory(o) })
+			conformance.Run(t, func(t *testing.T) conformance.Harness {
+				return newMemory(o, membackend.Strict(func(violation string) {
+					t.Errorf("driver contract: %s", violation)
+				}))
+			})
 		})
 	}
 }
@@ -52,9 +57,9 @@ type memory struct {
 	names   map[distlock.Locker]string
 }
 
-func newMemory(o membackend.Options) *memory {
+func newMemory(o membackend.Options, opts ...membackend.StoreOption) *memory {
 	return &memory{
-		opts: o, store: membackend.NewStore(), names: map[distlock.Locker]string{},
+		opts: o, store: membackend.NewStore(opts...), names: map[distlock.Locker]string{},
 		wrap: func(d driver.Driver) driver.Driver { return d },
 	}
 }
