@@ -272,9 +272,10 @@ func TestPlaceInQueueLapsesUnlessRenewed(t *testing.T) {
 		want(t, renew(k, dead)[0], driver.ErrNotHeld)
 		time.Sleep(time.Second)
 		release(t, g)
+		start := time.Now()
 		g2, err := live.Wait(bg)
-		if err != nil {
-			t.Fatal(err)
+		if err != nil || time.Since(start) != 0 {
+			t.Fatalf("%v after %v: the dead are served first", err, time.Since(start))
 		}
 		if g2.From != sent {
 			t.Errorf("From is %v after the last answer about the place, want 0", g2.From.Sub(sent))
