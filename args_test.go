@@ -1,6 +1,7 @@
 package distlock_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"math"
@@ -297,6 +298,42 @@ func TestBadNamespaceIsReportedWhenUsed(t *testing.T) {
 		e.is(err, distlock.ErrInvalid)
 		if n := e.s.Requests(); n != 0 {
 			e.Errorf("%d requests", n)
+		}
+	})
+}
+
+func TestErrorsReadWell(t *testing.T) {
+	bubble(t, membackend.Options{}, func(e *env) {
+		l, rival := e.locker("a"), e.locker("b")
+		lk := e.lock(l, "n")
+		ctx, cancel := context.WithTimeout(bg, time.Second)
+		defer cancel()
+		_, err := rival.Lock(ctx, "n")
+		_, err2 := l.Lock(lk.Context(), "n")
+		e.inject(membackend.Fault{Op: membackend.Acquire, Kind: membackend.HangRequest})
+		_, err3 := rival.TryLock(bg, "m")
+		for _, c := range []struct {
+			err  error
+			want string
+		}{
+			{err, `memory lock "n": context deadline exceeded while waiting: distlock: held by another owner`},
+			{err2, `memory lock "n": distlock: context already holds this lock`},
+			{err3, `memory trylock "m": context deadline exceeded`},
+			{&distlock.LostError{Name: "n", Reason: distlock.Closed}, `distlock: lock "n" lost: closed`},
+			{&distlock.LostError{Name: "n", Reason: distlock.MaxHold, Err: errors.New("boom")}, `distlock: lock "n" lost: max hold: boom`},
+			{&distlock.LostError{Name: "n", Reason: 9}, `distlock: lock "n" lost: reason 9`},
+		} {
+			if c.err == nil || !strings.HasPrefix(c.err.Error(), c.want) {
+				e.Errorf("%v\nwant %s", c.err, c.want)
+			}
+		}
+		for kind, want := range map[distlock.EventKind]string{
+			distlock.EventWaiting: "waiting", distlock.EventAcquired: "acquired", distlock.EventFailed: "failed", distlock.EventRenewed: "renewed",
+			distlock.EventLost: "lost", distlock.EventReleased: "released", 99: "event 99",
+		} {
+			if kind.String() != want {
+				e.Errorf("%v, want %s", kind, want)
+			}
 		}
 	})
 }

@@ -17,7 +17,7 @@ import (
 	"example.com/distlock/membackend"
 )
 
-// A random machine: several Lockers of different kinds on one Store take and
+// A random machine: several Lockers on one Store take and
 // give back locks while requests fail, hang, arrive late or lose their replies,
 // Lockers are cut off, and locks are taken away. A model watches from outside:
 //
@@ -313,10 +313,11 @@ func (m *machine) heal() {
 	m.heals = nil
 }
 
-func newMachine(o membackend.Options) (*machine, error) {
+func newMachine(kinds ...membackend.Options) (*machine, error) {
 	m := &machine{holders: map[string][]*holder{}, last: map[string]distlock.Token{}, robbed: map[uint64]bool{}}
 	m.s = membackend.NewStore(membackend.Strict(func(v string) { m.breach("driver contract: %s", v) }))
 	for i := range 4 {
+		o := kinds[i%len(kinds)]
 		o.Name = fmt.Sprint(i)
 		l, err := membackend.New(m.s, &o, distlock.WithTTL(ttl))
 		if err != nil {
@@ -328,14 +329,21 @@ func newMachine(o membackend.Options) (*machine, error) {
 }
 
 func TestRandomMachine(t *testing.T) {
+	kinds := map[string][]membackend.Options{
+		// All of them contend for the same locks.
+		"mixed": {modes["queue"], modes["poll"], modes["single session"], modes["shared poll"]},
+	}
 	for name, o := range modes {
+		kinds[name] = []membackend.Options{o}
+	}
+	for name, kinds := range kinds {
 		t.Run(name, func(t *testing.T) {
 			locks, losses := 0, 0
 			rapid.Check(t, func(rt *rapid.T) {
 				steps := rapid.SliceOfN(steps, 30, 90).Draw(rt, "steps")
 				var broken []string
 				synctest.Test(t, func(t *testing.T) {
-					m, err := newMachine(o)
+					m, err := newMachine(kinds...)
 					if err != nil {
 						broken = []string{err.Error()}
 						return

@@ -665,6 +665,36 @@ func TestHintsTellOfEveryEnd(t *testing.T) {
 	})
 }
 
+func TestInspectAndForce(t *testing.T) {
+	s := strictStore(t)
+	d := newDriver(t, s, nil)
+	i, f := d.(driver.Inspector), d.(driver.Forcer)
+	if info, err := i.Inspect(bg, "n"); err != nil || info.Held {
+		t.Errorf("%+v, %v", info, err)
+	}
+	want(t, f.Force(bg, "n", 0), driver.ErrNotHeld)
+	req := request("n")
+	req.Metadata = "who"
+	g, err := d.Acquire(bg, req)
+	want(t, err, nil)
+	waiter := request("n")
+	_, err = d.(driver.Queuer).Enqueue(bg, waiter)
+	want(t, err, nil)
+	info, err := i.Inspect(bg, "n")
+	if err != nil || !info.Held || info.Owner != req.Owner || info.Metadata != "who" || info.Number != g.Number ||
+		info.Since.IsZero() || info.Remaining <= 0 || !slices.Equal(info.Waiters, []string{waiter.Owner}) {
+		t.Errorf("%+v, %v", info, err)
+	}
+	want(t, f.Force(bg, "n", g.Number+1), driver.ErrNotHeld)
+	want(t, f.Force(bg, "n", g.Number), nil)
+	if info := s.Inspect("n"); info.Owner != waiter.Owner {
+		t.Errorf("%+v: the next in the queue has it now", info)
+	}
+	s.Inject(membackend.Fault{Op: membackend.Inspect, Kind: membackend.FailBefore})
+	_, err = i.Inspect(bg, "n")
+	want(t, err, membackend.ErrInjected)
+}
+
 func TestFaultKinds(t *testing.T) {
 	const delay = time.Second
 	boom := errors.New("boom")
