@@ -73,7 +73,7 @@ func (d *backend) Capabilities(ctx context.Context) (driver.Capabilities, error)
 	if err != nil {
 		return capabilities, err
 	}
-	defer s.Retire(ctx)
+	defer func() { _ = s.Retire(ctx) }() // unanswered, it ends by its timeout
 	l, err := s.ready(ctx)
 	if err == nil {
 		err = s.prepare(ctx, l)
@@ -292,7 +292,7 @@ func (n *node) vanish(why error) func(error) {
 		return nil
 	}
 	n.stir()
-	if n.doomed && why == errNodeDeleted {
+	if n.doomed && errors.Is(why, errNodeDeleted) {
 		return nil // that was us
 	}
 	n.gone = why
@@ -660,8 +660,8 @@ func (d *backend) Acquire(ctx context.Context, req driver.Request) (driver.Grant
 	case ok:
 		return g, nil
 	case err != nil:
-		// Nothing was granted, so to the caller this is no loss but a failed try.
-		return g, fmt.Errorf("zookeeper: lock node gone before the lock was granted: %v", err)
+		// Nothing was granted: to the caller this is a failed try, not ErrNotHeld.
+		return g, errors.New("zookeeper: before the lock was granted: " + err.Error())
 	}
 	d.mu.Lock()
 	waiters := max(0, len(n.ahead)-1)

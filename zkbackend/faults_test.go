@@ -91,7 +91,7 @@ func (c *tapped) Write(p []byte) (int, error) {
 	c.tap.mu.Unlock()
 	if before != nil {
 		if err := before(op, p); err != nil {
-			c.Conn.Close()
+			c.Close()
 			return 0, err
 		}
 	}

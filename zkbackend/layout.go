@@ -105,10 +105,10 @@ func validRoot(root string) string {
 		return "must be 255 bytes at most"
 	}
 	for e := range strings.SplitSeq(root[1:], "/") {
-		switch {
-		case e == "":
+		switch e {
+		case "":
 			return "must have no empty element and no / at its end"
-		case e == "." || e == "..":
+		case ".", "..":
 			return "must have no element . or .."
 		}
 		for _, r := range e {

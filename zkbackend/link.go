@@ -56,7 +56,7 @@ func dialLink(ctx context.Context, dial dialFunc, addr string, resume hello, zxi
 		return fail(err)
 	}
 	// An end of ctx ends whatever is being read or written.
-	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = tcp.SetDeadline(time.Unix(1, 0)) })
 	r := bufio.NewReaderSize(tcp, 16<<10)
 	sent := time.Now()
 	raw, h, err := handshake(tcp, r, resume, zxid)
@@ -177,7 +177,7 @@ func handshake(w io.Writer, r io.Reader, resume hello, zxid int64) ([]byte, hell
 
 	raw := make([]byte, 4, 64)
 	if _, err := io.ReadFull(r, raw); err != nil {
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			err = errors.New("server closed the connection (it is not serving, or has seen less than this client)")
 		}
 		return nil, hello{}, err

@@ -146,8 +146,7 @@ func run(seed uint64, p proof, timeout, slow time.Duration, every func(*rand.Ran
 			w.after(pause, func() { beats(f, link_) })
 		})
 	}
-	var connect func()
-	connect = func() {
+	connect := func() {
 		link++
 		mine, sent := link, w.now
 		w.connect(func(f int) {

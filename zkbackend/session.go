@@ -154,12 +154,10 @@ func on[T any](ctx context.Context, l *link, f func(*zk.Conn) (T, error)) (T, er
 		err error
 	}
 	ch := make(chan reply, 1)
-	l.calls.Add(1)
-	go func() {
-		defer l.calls.Done()
+	l.calls.Go(func() {
 		v, err := f(l.conn)
 		ch <- reply{v, err}
-	}()
+	})
 	select {
 	case r := <-ch:
 		return r.v, r.err
@@ -578,15 +576,6 @@ func (s *session) beatOn(ctx context.Context, l *link) (again bool, err error) {
 		s.zxid = max(s.zxid, st.Mzxid)
 		return s.link == l && s.proof.beat(sent, confirmed), nil
 	})
-}
-
-// wrote notes that a write on l has been confirmed.
-func (s *session) wrote(l *link) {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	if s.link == l {
-		s.proof.wrote()
-	}
 }
 
 // confirm is the best proof known. The caller holds d.mu.
