@@ -22,9 +22,7 @@ func closing() []clause {
 					names = append(names, e.name(strconv.Itoa(i)))
 					e.take(a, names[i])
 				}
-				if err := a.Close(); err != nil {
-					e.Errorf("Close: %v", err)
-				}
+				e.close(a)
 				for _, name := range names {
 					e.unlock(e.lock(b, name))
 				}
@@ -36,13 +34,11 @@ func closing() []clause {
 			run: func(e *env) {
 				a, name := e.locker(), e.name("x")
 				lk := e.take(a, name)
-				if err := a.Close(); err != nil {
-					e.Errorf("Close: %v", err)
-				}
+				e.close(a)
 				if !isClosed(lk.Lost()) {
 					e.Error("Lost() is open after Close")
 				}
-				if le := e.lostErr(lk); le.Reason != distlock.Closed {
+				if le := e.lossNow(lk); le.Reason != distlock.Closed {
 					e.Errorf("loss %+v, want Reason Closed", le)
 				}
 				e.wantErr("context.Cause after Close", context.Cause(lk.Context()), distlock.ErrLost)
@@ -59,9 +55,7 @@ func closing() []clause {
 				for range 4 {
 					ps = append(ps, e.wait(e.ctx, b, name))
 				}
-				if err := b.Close(); err != nil {
-					e.Errorf("Close: %v", err)
-				}
+				e.close(b)
 				for _, p := range ps {
 					e.wantErr("Lock that waited at Close", p.failed(), distlock.ErrClosed)
 				}
@@ -75,9 +69,7 @@ func closing() []clause {
 				a, b, c, name := e.locker(), e.locker(), e.locker(), e.name("x")
 				lk := e.take(a, name)
 				p := e.wait(e.ctx, b, name)
-				if err := b.Close(); err != nil {
-					e.Errorf("Close: %v", err)
-				}
+				e.close(b)
 				_ = p.failed()
 				e.unlock(lk)
 				e.unlock(e.lock(c, name))
@@ -89,9 +81,7 @@ func closing() []clause {
 			run: func(e *env) {
 				a, b, name := e.locker(), e.locker(), e.name("x")
 				e.unlock(e.take(a, e.name("warm-up")))
-				if err := a.Close(); err != nil {
-					e.Errorf("Close: %v", err)
-				}
+				e.close(a)
 				_, err := a.Lock(e.ctx, name)
 				e.wantErr("Lock after Close", err, distlock.ErrClosed)
 				_, err = a.TryLock(e.ctx, name)
@@ -104,9 +94,7 @@ func closing() []clause {
 			rule: "A Locker that was never used closes without an error and refuses from then on.",
 			run: func(e *env) {
 				l := e.locker()
-				if err := l.Close(); err != nil {
-					e.Errorf("Close: %v", err)
-				}
+				e.close(l)
 				_, err := l.TryLock(e.ctx, e.name("x"))
 				e.wantErr("TryLock after Close", err, distlock.ErrClosed)
 			},
@@ -138,9 +126,7 @@ func closing() []clause {
 				a, b, c := e.locker(), e.locker(), e.locker()
 				e.take(a, e.name("a"))
 				theirs := e.take(b, e.name("b"))
-				if err := a.Close(); err != nil {
-					e.Errorf("Close: %v", err)
-				}
+				e.close(a)
 				e.held(theirs)
 				e.refused(c, theirs.Name())
 				e.unlock(theirs)
@@ -177,9 +163,7 @@ func closing() []clause {
 				for range goroutines {
 					e.await(running, "all goroutines to be at work")
 				}
-				if err := a.Close(); err != nil {
-					e.Errorf("Close: %v", err)
-				}
+				e.close(a)
 				ended := make(chan struct{})
 				go func() { wg.Wait(); close(ended) }()
 				e.await(ended, "Lock and Unlock to end after Close")
@@ -210,5 +194,13 @@ func closing() []clause {
 				e.unlock(e.lock(b, name))
 			},
 		},
+	}
+}
+
+// close closes l, which must work.
+func (e *env) close(l distlock.Locker) {
+	e.Helper()
+	if err := l.Close(); err != nil {
+		e.Errorf("Close: %v", err)
 	}
 }

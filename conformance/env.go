@@ -171,15 +171,15 @@ func stated(err error) bool {
 func (e *env) take(l distlock.Locker, name string, opts ...distlock.LockOption) *distlock.Lock {
 	e.Helper()
 	var lk *distlock.Lock
-	clear := true
+	certain := true
 	e.eventually("TryLock gets the free name "+name, func() bool {
 		var err error
 		lk, err = l.TryLock(e.ctx, name, opts...)
-		if err != nil && clear {
+		if err != nil && certain {
 			if stated(err) {
 				e.Fatalf("TryLock(%q) of a free name failed: %v", name, err)
 			}
-			clear = false
+			certain = false
 		}
 		return err == nil
 	})
@@ -239,22 +239,28 @@ func (e *env) held(lk *distlock.Lock) {
 	}
 }
 
-// lost waits until lk says that it was lost, and returns how.
-func (e *env) lost(lk *distlock.Lock) *distlock.LostError {
+// lost waits until lk says that it was lost.
+func (e *env) lost(lk *distlock.Lock) {
 	e.Helper()
-	e.await(lk.Lost(), "Lost() of %q to close", lk.Name())
-	return e.lostErr(lk)
+	_ = e.lossOf(lk)
 }
 
-// lostErr returns how lk was lost.
-func (e *env) lostErr(lk *distlock.Lock) *distlock.LostError {
+// lossOf is lost, and returns how.
+func (e *env) lossOf(lk *distlock.Lock) *distlock.LostError {
+	e.Helper()
+	e.await(lk.Lost(), "Lost() of %q to close", lk.Name())
+	return e.lossNow(lk)
+}
+
+// lossNow returns how lk was lost, which it must say at once.
+func (e *env) lossNow(lk *distlock.Lock) *distlock.LostError {
 	e.Helper()
 	err := lk.Err()
 	if !errors.Is(err, distlock.ErrLost) {
 		e.Fatalf("lock %q: Err() = %v, want an error that matches ErrLost", lk.Name(), err)
 	}
-	var le *distlock.LostError
-	if !errors.As(err, &le) {
+	le, ok := errors.AsType[*distlock.LostError](err)
+	if !ok {
 		e.Fatalf("lock %q: Err() = %v (%T), want a *LostError in it", lk.Name(), err, err)
 	}
 	return le
@@ -323,12 +329,12 @@ type pending struct {
 }
 
 // start calls Lock in a goroutine.
-func (e *env) start(ctx context.Context, l distlock.Locker, name string, opts ...distlock.LockOption) *pending {
+func (e *env) start(ctx context.Context, l distlock.Locker, name string) *pending {
 	ctx, cancel := context.WithCancel(ctx)
 	p := &pending{e: e, name: name, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
-		p.lk, p.err = l.Lock(ctx, name, opts...)
+		p.lk, p.err = l.Lock(ctx, name)
 		p.at = time.Now()
 	}()
 	e.Cleanup(cancel)
@@ -336,11 +342,11 @@ func (e *env) start(ctx context.Context, l distlock.Locker, name string, opts ..
 }
 
 // wait calls Lock on a taken name in a goroutine and returns when it waits.
-func (e *env) wait(ctx context.Context, l distlock.Locker, name string, opts ...distlock.LockOption) *pending {
+func (e *env) wait(ctx context.Context, l distlock.Locker, name string) *pending {
 	e.Helper()
 	n := e.newsOf(l)
 	before := n.count(name, distlock.EventWaiting)
-	p := e.start(ctx, l, name, opts...)
+	p := e.start(ctx, l, name)
 	e.eventually("Lock waits for "+name+" (EventWaiting)", func() bool {
 		return n.count(name, distlock.EventWaiting) > before || isClosed(p.done)
 	})

@@ -119,7 +119,7 @@ func errorsArea() []clause {
 				name := e.name("x")
 				lk := e.take(e.locker(), name, distlock.WithMaxHold(100*time.Millisecond))
 				tok := lk.Token()
-				first := e.lost(lk)
+				first := e.lossOf(lk)
 				if first.Name != name || first.Token != tok || first.At.IsZero() || first.Error() == "" {
 					e.Errorf("loss %+v, want Name %q, Token %d, and the time At", first, name, tok)
 				}
@@ -128,8 +128,8 @@ func errorsArea() []clause {
 					"Cause": context.Cause(lk.Context()),
 				} {
 					e.wantErr(what+" after a loss", err, distlock.ErrLost, distlock.ErrNotHeld)
-					var le *distlock.LostError
-					if !errors.As(err, &le) {
+					le, ok := errors.AsType[*distlock.LostError](err)
+					if !ok {
 						e.Errorf("%s after a loss: %v holds no *LostError", what, err)
 					} else if le.Reason != first.Reason || !le.At.Equal(first.At) {
 						e.Errorf("%s after a loss says %+v, Err said %+v: a loss does not change", what, le, first)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -44,20 +45,7 @@ func exclusion() []clause {
 			run: func(e *env) {
 				const contenders, rounds = 5, 8
 				name := e.name("x")
-				var o overlap
-				var wg sync.WaitGroup
-				for _, l := range e.lockers(contenders) {
-					wg.Go(func() {
-						for range rounds {
-							if err := o.hold(e, l, name); err != nil {
-								e.Errorf("contender failed: %v", err)
-								return
-							}
-						}
-					})
-				}
-				wg.Wait()
-				o.check(e, contenders*rounds)
+				e.count(e.lockers(contenders), name, rounds)
 			},
 		},
 		{
@@ -69,20 +57,7 @@ func exclusion() []clause {
 				lk := e.take(l, name)
 				e.refused(l, name)
 				e.unlock(lk)
-				var o overlap
-				var wg sync.WaitGroup
-				for range contenders {
-					wg.Go(func() {
-						for range rounds {
-							if err := o.hold(e, l, name); err != nil {
-								e.Errorf("contender failed: %v", err)
-								return
-							}
-						}
-					})
-				}
-				wg.Wait()
-				o.check(e, contenders*rounds)
+				e.count(slices.Repeat([]distlock.Locker{l}, contenders), name, rounds)
 			},
 		},
 		{
@@ -284,6 +259,30 @@ func exclusion() []clause {
 	}
 }
 
+// count has each of ls take name so many times and count under it.
+func (e *env) count(ls []distlock.Locker, name string, rounds int) {
+	e.Helper()
+	var o overlap
+	var wg sync.WaitGroup
+	for _, l := range ls {
+		wg.Go(func() {
+			for range rounds {
+				if err := o.hold(e, l, name); err != nil {
+					e.Errorf("contender failed: %v", err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := o.overlaps.Load(); n > 0 {
+		e.Errorf("two holders were inside at the same time, %d times", n)
+	}
+	if got, want := o.value.Load(), int64(len(ls)*rounds); got != want {
+		e.Errorf("the value counted under the lock is %d, want %d", got, want)
+	}
+}
+
 // overlap is a value that only the holder of a lock changes, in two steps.
 type overlap struct {
 	inside, overlaps, value atomic.Int64
@@ -309,14 +308,4 @@ func (o *overlap) hold(e *env, l distlock.Locker, name string) error {
 	o.value.Store(v + 1)
 	o.inside.Add(-1)
 	return e.release(lk)
-}
-
-func (o *overlap) check(e *env, want int64) {
-	e.Helper()
-	if n := o.overlaps.Load(); n > 0 {
-		e.Errorf("two holders were inside at the same time, %d times", n)
-	}
-	if got := o.value.Load(); got != want {
-		e.Errorf("the value counted under the lock is %d, want %d", got, want)
-	}
 }

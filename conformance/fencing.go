@@ -119,9 +119,7 @@ func fencing() []clause {
 					lk := e.take(l, name)
 					f.next(e, lk.Token())
 					e.unlock(lk)
-					if err := l.Close(); err != nil {
-						e.Fatalf("Close: %v", err)
-					}
+					e.close(l)
 				}
 			},
 		},

@@ -140,7 +140,7 @@ func loss() []clause {
 				lk := e.lock(a, name)
 				tok := lk.Token()
 				e.partition(a)
-				le := e.lost(lk)
+				le := e.lossOf(lk)
 				if le.Reason != distlock.Expired || le.Name != name || le.Token != tok {
 					e.Errorf("loss %+v, want Reason Expired, Name %q and Token %d", le, name, tok)
 				}
@@ -160,8 +160,7 @@ func loss() []clause {
 				if lk.Context().Err() == nil {
 					e.Fatal("Lost() is closed and Context() goes on")
 				}
-				var le *distlock.LostError
-				if !errors.As(cause, &le) {
+				if _, ok := errors.AsType[*distlock.LostError](cause); !ok {
 					e.Errorf("context.Cause = %v (%T), want a *LostError", cause, cause)
 				}
 				e.wantErr("context.Cause", cause, distlock.ErrLost)
@@ -183,7 +182,7 @@ func loss() []clause {
 				name := e.name("x")
 				lk := e.lock(e.brief(), name)
 				e.expire(name)
-				if le := e.lost(lk); le.Reason != distlock.Revoked && le.Reason != distlock.Expired {
+				if le := e.lossOf(lk); le.Reason != distlock.Revoked && le.Reason != distlock.Expired {
 					e.Errorf("loss %+v, want Reason Revoked or Expired", le)
 				}
 			},
@@ -204,7 +203,7 @@ func loss() []clause {
 				e.unlock(e.lock(b, name))
 				e.pass(e.ttl, "no late renewal may bring the lock back")
 				e.unlock(e.take(b, name))
-				e.lostErr(lk)
+				_ = e.lossNow(lk)
 			},
 		},
 		{
@@ -236,10 +235,10 @@ func loss() []clause {
 				e.lost(lk)
 				heal()
 				e.unlock(e.lock(a, e.name("other"))) // it works again
-				e.lostErr(lk)
+				_ = e.lossNow(lk)
 				e.wantErr("Renew after a loss", lk.Renew(e.ctx), distlock.ErrLost)
 				e.wantErr("Unlock after a loss", lk.Unlock(e.ctx), distlock.ErrLost, distlock.ErrNotHeld)
-				e.lostErr(lk)
+				_ = e.lossNow(lk)
 			},
 		},
 		{
@@ -316,7 +315,7 @@ func loss() []clause {
 				if now := time.Now(); now.Before(until) {
 					e.Errorf("a rival got the name %v before the fixed lease's ValidUntil", until.Sub(now))
 				}
-				if le := e.lost(lk); le.Reason != distlock.Expired {
+				if le := e.lossOf(lk); le.Reason != distlock.Expired {
 					e.Errorf("loss %+v, want Reason Expired", le)
 				}
 				e.held(next)
@@ -335,7 +334,7 @@ func loss() []clause {
 				if held := time.Since(before); held < most {
 					e.Errorf("held for %v, want at least MaxHold = %v", held, most)
 				}
-				if le := e.lost(lk); le.Reason != distlock.MaxHold {
+				if le := e.lossOf(lk); le.Reason != distlock.MaxHold {
 					e.Errorf("loss %+v, want Reason MaxHold", le)
 				}
 				e.wantErr("Unlock after MaxHold", lk.Unlock(e.ctx), distlock.ErrLost)
@@ -489,7 +488,7 @@ func (e *env) keeps(lock func(l distlock.Locker, name string) (*distlock.Lock, e
 		for end := time.Now().Add(ttl * 5 / 2); time.Now().Before(end); {
 			if got, err := e.try(e.ctx, b, name); err == nil {
 				_ = got.Unlock(e.ctx)
-				return fmt.Errorf("a rival got the name; the holder's Err() is %v", lk.Err())
+				return errors.Join(errors.New("a rival got the name"), lk.Err())
 			}
 			e.pass(ttl/10, "the lock is to be renewed")
 		}

@@ -134,8 +134,7 @@ func mustTurnRed(t *testing.T, fault, red string) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestOnePlantedFault$")
 	cmd.Env = append(os.Environ(), faultEnv+"="+fault+" -> "+red)
 	out, err := cmd.CombinedOutput()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
+	if _, ok := errors.AsType[*exec.ExitError](err); !ok {
 		t.Fatalf("the case passed (%v):\n%s", err, out)
 	}
 	if !strings.Contains(string(out), "broken rule of "+red+": ") {

@@ -148,7 +148,7 @@ func reentry() []clause {
 					e.Fatalf("re-entry: %v", err)
 				}
 				for _, lk := range []*distlock.Lock{first, second} {
-					if le := e.lost(lk); le.Reason != distlock.MaxHold {
+					if le := e.lossOf(lk); le.Reason != distlock.MaxHold {
 						e.Errorf("loss %+v, want Reason MaxHold", le)
 					}
 				}

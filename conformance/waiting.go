@@ -370,8 +370,8 @@ func (e *env) woken(name string) bool {
 // wantDetail checks that err is a *distlock.Error that names backend and lock.
 func (e *env) wantDetail(err error, name string) {
 	e.Helper()
-	var de *distlock.Error
-	if !errors.As(err, &de) {
+	de, ok := errors.AsType[*distlock.Error](err)
+	if !ok {
 		e.Fatalf("error %v (%T) holds no *distlock.Error", err, err)
 	}
 	if de.Backend != e.caps.Backend || de.Name != name || de.Op == "" {
