@@ -82,9 +82,11 @@ func (d *backend) openSession(ctx context.Context, ttl time.Duration) (*session,
 // connect goes round the servers until one takes the session up. A link of nil
 // without an error says that the session to be resumed has expired.
 func (d *backend) connect(ctx context.Context, s *session, resume hello) (*link, hello, error) {
-	// A server that swallows everything must leave time for the next one.
-	each := max(resume.timeout/6, 200*time.Millisecond)
+	// A server that swallows everything must leave time for the next one; but if
+	// none answers in time, the network is slow.
+	each := max(resume.timeout/time.Duration(min(6, 2*len(d.servers))), minPatience)
 	for round := 0; ; round++ {
+		each := min(each<<min(round, 3), max(resume.timeout, minPatience))
 		for range d.servers {
 			try, cancel := context.WithTimeout(ctx, each)
 			d.mu.Lock()
@@ -113,7 +115,7 @@ func (d *backend) connect(ctx context.Context, s *session, resume hello) (*link,
 		if ctx.Err() != nil {
 			return nil, hello{}, d.unreachable(ctx)
 		}
-		pause := min(25*time.Millisecond<<min(round, 6), each)
+		pause := min(25*time.Millisecond<<min(round, 6), max(resume.timeout/6, minPatience))
 		select {
 		case <-ctx.Done():
 			return nil, hello{}, d.unreachable(ctx)
