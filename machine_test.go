@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"example.com/distlock"
-	"example.com/distlock/driver"
 	"example.com/distlock/membackend"
 )
 
@@ -384,7 +383,7 @@ func TestModelSeesABrokenBackend(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			l, err := distlock.New(driver.Driver(own), distlock.WithTTL(ttl))
+			l, err := distlock.New(own, distlock.WithTTL(ttl))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -29,24 +29,24 @@ const (
 type Kind uint8
 
 const (
-	// FailBefore: the request never reaches the Store.
+	// FailBefore loses the request on its way to the Store.
 	FailBefore Kind = iota + 1
-	// LoseReply: the Store does what was asked, the caller gets an error.
+	// LoseReply has the Store do what was asked, and the caller get an error.
 	LoseReply
-	// Late: the caller gets an error at once; the Store does what was asked
-	// after Delay, or at Resume if Delay is 0. A Wait just fails.
+	// Late gives the caller an error at once; the Store does what was asked after
+	// Delay, or at Resume if Delay is 0. A Wait just fails.
 	Late
-	// HangRequest: the call does not return, whatever happens to its ctx, and its
+	// HangRequest keeps the call from returning, whatever happens to its ctx; its
 	// request reaches the Store after Delay, or at Resume if Delay is 0.
 	HangRequest
-	// HangReply: the Store does what was asked at once, but the call does not
-	// return, whatever happens to its ctx, before Delay has passed, or before
+	// HangReply has the Store do what was asked at once, but keeps the call from
+	// returning, whatever happens to its ctx, before Delay has passed, or before
 	// Resume if Delay is 0.
 	HangReply
-	// SlowRequest: the request takes Delay to reach the Store, and does not reach
+	// SlowRequest has the request take Delay to reach the Store; it does not reach
 	// it if ctx ends before.
 	SlowRequest
-	// SlowReply: the Store does what was asked at once, the reply takes Delay.
+	// SlowReply has the Store do what was asked at once, and the reply take Delay.
 	SlowReply
 )
 
