@@ -444,16 +444,36 @@ func TestSecondRound(t *testing.T) {
 	})
 }
 
-// An attempt whose time is used up is refused and undone; B21, B22.
+// An attempt whose time is used up is refused and undone, although every node said
+// yes: the client was stopped on the way; B21, B22.
 func TestValidityUsedUp(t *testing.T) {
 	r := nodes(t, 3)
 	name := testbed.Name(t)
 	req := request(name)
-	l := &lease{d: r.redlockDriver, req: req, try: 1, state: make([]nodeState, 3)}
-	l.req.TTL = 2 * time.Millisecond // drift alone is more
-	r.opt.NodeTimeout = time.Second
-	if _, _, err := l.acquire(t.Context()); err == nil || errors.Is(err, driver.ErrHeld) || permanent(err) {
+	req.TTL = 400 * time.Millisecond
+	r.clock = func() time.Time {
+		nap(req.TTL)
+		return time.Now()
+	}
+	if _, err := r.Acquire(t.Context(), req); err == nil || errors.Is(err, driver.ErrHeld) || permanent(err) {
 		t.Errorf("an attempt without validity: %v", err)
+	}
+	if n := r.count(name, ""); n != 0 {
+		t.Errorf("%d nodes have something left", n)
+	}
+}
+
+// One node that is permanently wrong is like a dead one.
+func TestPermanent(t *testing.T) {
+	d := &redlockDriver{nodes: make([]*node, 5), quorum: 3}
+	for i := range 6 {
+		var failed []NodeError
+		for j := range 5 {
+			failed = append(failed, NodeError{Index: j, Permanent: j < i, Err: errors.New("x")})
+		}
+		if err := d.noQuorum("test", 0, 0, failed); permanent(err) != (i > 2) {
+			t.Errorf("%d of 5 permanently wrong: permanent is %v", i, permanent(err))
+		}
 	}
 }
 
