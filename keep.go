@@ -268,7 +268,7 @@ func (kp *keeper) askOnce(ks []driver.Kept, limit time.Duration) []driver.Confir
 	ctx, cancel := context.WithTimeout(kp.c.background, limit)
 	defer cancel()
 	want := max(len(ks), 1)
-	confirms, err := guarded(kp.c, ctx, func(ctx context.Context) ([]driver.Confirm, error) {
+	confirms, err := guarded(ctx, kp.c, func(ctx context.Context) ([]driver.Confirm, error) {
 		return kp.d.Renew(ctx, ks), nil
 	}, nil)
 	if err == nil && len(confirms) != want {
@@ -418,7 +418,7 @@ func (kp *keeper) retire(reason Reason) {
 		ctx, cancel := context.WithTimeout(c.background, c.cfg.releaseTimeout)
 		defer cancel()
 		// An error leaves the session to its own timeout: nothing keeps it any more.
-		_, _ = guarded(c, ctx, func(ctx context.Context) (struct{}, error) {
+		_, _ = guarded(ctx, c, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, kp.d.Retire(ctx)
 		}, nil)
 	})

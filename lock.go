@@ -255,7 +255,7 @@ func (l *Lock) awaitRelease(ctx context.Context, u *undo) error {
 // unlockedAgain is the answer to an Unlock of a handle that holds no longer.
 func (l *Lock) unlockedAgain() error {
 	switch {
-	case l.err != ErrReleased:
+	case !errors.Is(l.err, ErrReleased):
 		return l.err
 	case l.release == nil || l.reported:
 		return ErrNotHeld
@@ -271,7 +271,7 @@ func (l *Lock) unlockedAgain() error {
 var errReleasing = errors.New("distlock: the release is under way")
 
 func (l *Lock) endedErr() error {
-	if l.err == ErrReleased {
+	if errors.Is(l.err, ErrReleased) {
 		return ErrNotHeld
 	}
 	return l.err
@@ -334,7 +334,7 @@ func (l *Lock) endHandle(why error) {
 	delete(l.h.handles, l)
 	l.err = why
 	l.cancel(why)
-	if why != ErrReleased {
+	if !errors.Is(why, ErrReleased) {
 		close(l.lost)
 	}
 }

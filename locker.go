@@ -166,7 +166,7 @@ func (c *Client) Close() error {
 
 	ctx, cancel := context.WithDeadline(context.Background(), end)
 	defer cancel()
-	_, err := guarded(c, ctx, func(ctx context.Context) (struct{}, error) {
+	_, err := guarded(ctx, c, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, c.d.Close(ctx)
 	}, nil)
 	c.cut()
@@ -235,7 +235,7 @@ func (c *Client) quiet() {
 // guarded runs f, a call of the driver that may ignore its ctx, and returns
 // shortly after ctx is done in any case, then with an error that is a *givenUp.
 // What f returns after that goes to late.
-func guarded[T any](c *Client, ctx context.Context, f func(context.Context) (T, error), late func(T, error)) (T, error) {
+func guarded[T any](ctx context.Context, c *Client, f func(context.Context) (T, error), late func(T, error)) (T, error) {
 	type result struct {
 		v   T
 		err error

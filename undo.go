@@ -80,7 +80,7 @@ func (u *undo) start() {
 func (u *undo) try() error {
 	ctx, cancel := context.WithTimeout(u.c.background, u.c.cfg.releaseTimeout)
 	defer cancel()
-	_, err := guarded(u.c, ctx, func(ctx context.Context) (struct{}, error) {
+	_, err := guarded(ctx, u.c, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, u.do(ctx)
 	}, nil)
 	u.c.mu.Lock()

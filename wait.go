@@ -139,7 +139,7 @@ func (n *contender) checkServer(ctx context.Context) error {
 			return n.fitTTL()
 		}
 		actx, cancel := context.WithTimeout(ctx, n.limit)
-		caps, err := guarded(c, actx, c.d.Capabilities, nil)
+		caps, err := guarded(actx, c, c.d.Capabilities, nil)
 		cancel()
 		switch {
 		case err == nil:
@@ -325,7 +325,7 @@ func (n *contender) poll(ctx context.Context) (driver.Grant, *attempt, error) {
 	defer hints.stop()
 	a := n.newAttempt()
 	for held, fails := 0, 0; ; {
-		dg, err := ask(n, ctx, a, c.d.Acquire, n.returnLate)
+		dg, err := ask(ctx, n, a, c.d.Acquire, n.returnLate)
 		if err == nil {
 			return dg, a, nil
 		}
@@ -366,7 +366,7 @@ func (n *contender) queue(ctx context.Context, q driver.Queuer) (driver.Grant, *
 	var none driver.Grant
 	a := n.newAttempt()
 	for fails := 0; ; fails++ {
-		t, err := ask(n, ctx, a, q.Enqueue, n.leave)
+		t, err := ask(ctx, n, a, q.Enqueue, n.leave)
 		if err == nil {
 			var dg driver.Grant
 			if dg, err = n.stand(ctx, a, t); err == nil {
@@ -453,7 +453,7 @@ func (*placeGone) Unwrap() error { return ErrNotHeld }
 // waitTurn waits at t through errors of transport.
 func (n *contender) waitTurn(ctx context.Context, t driver.Ticket) (driver.Grant, error) {
 	for fails := 0; ; fails++ {
-		dg, err := guarded(n.c, ctx, t.Wait, func(dg driver.Grant, err error) {
+		dg, err := guarded(ctx, n.c, t.Wait, func(dg driver.Grant, err error) {
 			if err == nil {
 				n.returnLate(dg)
 			}
@@ -469,12 +469,12 @@ func (n *contender) waitTurn(ctx context.Context, t driver.Ticket) (driver.Grant
 
 // ask makes one bounded attempt. A grant or place that comes after it was given
 // up goes to late.
-func ask[T any](n *contender, ctx context.Context, a *attempt, send func(context.Context, driver.Request) (T, error), late func(T)) (T, error) {
+func ask[T any](ctx context.Context, n *contender, a *attempt, send func(context.Context, driver.Request) (T, error), late func(T)) (T, error) {
 	n.attempts++
 	a.unclear = true
 	ctx, cancel := context.WithTimeout(ctx, n.limit)
 	defer cancel()
-	return guarded(n.c, ctx, func(ctx context.Context) (T, error) { return send(ctx, a.req) }, func(v T, err error) {
+	return guarded(ctx, n.c, func(ctx context.Context) (T, error) { return send(ctx, a.req) }, func(v T, err error) {
 		if err == nil {
 			late(v)
 		}
@@ -484,8 +484,7 @@ func ask[T any](n *contender, ctx context.Context, a *attempt, send func(context
 // again returns the attempt to go on with after an unclear outcome: the same
 // request, unless the driver has not returned from it yet.
 func (n *contender) again(a *attempt, err error) *attempt {
-	var hung *givenUp
-	if errors.As(err, &hung) {
+	if _, hung := errors.AsType[*givenUp](err); hung {
 		a.abandon()
 		return n.newAttempt()
 	}
@@ -615,7 +614,7 @@ func (hs *hinting) listen(ctx context.Context) (hint <-chan struct{}, fresh bool
 	}
 	ctx, cancel := context.WithTimeout(ctx, hs.n.limit)
 	defer cancel()
-	l, err := guarded(hs.n.c, ctx, func(ctx context.Context) (listening, error) {
+	l, err := guarded(ctx, hs.n.c, func(ctx context.Context) (listening, error) {
 		ch, end, err := d.Hints(ctx, hs.n.name)
 		return listening{ch, end}, err
 	}, func(l listening, err error) {

@@ -22,7 +22,6 @@ type load struct {
 	names      []string          // contender i uses names[i%len]
 	warmup     time.Duration     // runs but is not counted
 	duration   time.Duration     // of the part that counts
-	cycles     int64             // if set, that many cycles are run and counted instead
 	opTimeout  time.Duration     // bounds each Lock and each Unlock
 	requests   func(context.Context) (int64, error)
 }
@@ -72,19 +71,13 @@ func (l load) run(ctx context.Context) (Load, error) {
 	over := errors.New("time is over")
 
 	clock := &window{}
-	var todo *atomic.Int64
-	if l.cycles > 0 {
-		todo = new(atomic.Int64)
-		todo.Store(l.cycles)
-		clock.open()
-	}
 	contenders := make([]*contender, l.contenders)
 	var wg sync.WaitGroup
 	for i := range contenders {
 		c := &contender{
 			id: i, locker: l.lockers[i%len(l.lockers)],
 			name: l.names[i%len(l.names)], witness: witnesses[i%len(l.names)],
-			timeout: l.opTimeout, clock: clock, todo: todo,
+			timeout: l.opTimeout, clock: clock,
 			acquire: newRecorder(), release: newRecorder(), handoff: newRecorder(),
 		}
 		contenders[i] = c
@@ -98,14 +91,6 @@ func (l load) run(ctx context.Context) (Load, error) {
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
 	err := func() error {
-		if l.cycles > 0 {
-			select {
-			case <-done:
-			case <-runCtx.Done():
-			}
-			res.Seconds = clock.close().Sub(*clock.start.Load()).Seconds()
-			return nil
-		}
 		if err := l.warmUp(runCtx, contenders); err != nil {
 			return err
 		}
@@ -217,7 +202,6 @@ type contender struct {
 	witness *witness
 	timeout time.Duration
 	clock   *window
-	todo    *atomic.Int64 // cycles that nobody has begun yet; nil if time is what ends the run
 
 	served atomic.Bool // once at least
 
@@ -229,7 +213,7 @@ type contender struct {
 
 // loop runs cycles until ctx ends, or returns the first failure.
 func (c *contender) loop(ctx context.Context) error {
-	for ctx.Err() == nil && (c.todo == nil || c.todo.Add(-1) >= 0) {
+	for ctx.Err() == nil {
 		place := c.witness.arrive()
 		asked := time.Now()
 		lk, err := c.lock(ctx)

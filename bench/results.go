@@ -11,6 +11,7 @@ type Outcome[T any] struct {
 	Value   T
 	Ran     bool   // Value holds
 	Failure string // why it does not, if it was tried or cut off
+	Skipped string // why it was not tried, if there is more to say than that nobody asked
 }
 
 func (o *Outcome[T]) set(v T, err error) {

@@ -234,6 +234,8 @@ var dimensions = []dimension{
 				c.Verdict, c.Reason = Differs, "a cycle takes more than one request each way"
 			case redis == nil || redis.Code.Own == 0:
 				c.Verdict, c.Reason = NotMeasured, "Redis, to which this compares, was not in this run"
+			case near(float64(r.lines()), float64(redis.lines())):
+				c.Verdict, c.Reason = Borderline, fmt.Sprintf("about as much code as for Redis (%d lines); no recipe library is needed", redis.lines())
 			case r.lines() > redis.lines():
 				c.Verdict, c.Reason = Reproduced, "more code than for Redis; no recipe library is needed"
 			default:
@@ -385,7 +387,7 @@ func outcome[T any](r *Result, o Outcome[T], violations func(T) []string, cell f
 	if o.Ran {
 		return cell(o.Value)
 	}
-	return Cell{Verdict: NotMeasured, Reason: cmp.Or(o.Failure, r.Failure, r.missing, "not part of this run")}
+	return Cell{Verdict: NotMeasured, Reason: cmp.Or(o.Failure, o.Skipped, r.Failure, r.missing, "not part of this run")}
 }
 
 func ofLoad(r *Result, o Outcome[Load], cell func(Load) Cell) Cell {

@@ -313,7 +313,8 @@ func (r *runner) crash(ctx context.Context, s *subject) {
 func (r *runner) loss(ctx context.Context, s *subject) {
 	res, err := loss(ctx, s.target, r.cfg.TTL)
 	if errors.Is(err, errNotOurs) {
-		return // "not part of this run" is true of it
+		s.res.Loss.Skipped = err.Error()
+		return
 	}
 	s.res.Loss.set(res, err)
 	r.note(ctx, s, s.res.Loss.Failure)

@@ -31,6 +31,8 @@ type target struct {
 	addrs   []string
 	store   *membackend.Store // memory only
 
+	redlock *redlockbackend.Options // nil: the defaults
+
 	durability string                                       // when its writes are safe, in words
 	kill       func(ctx context.Context, addr string) error // nil if the servers are not ours to kill
 
@@ -69,7 +71,7 @@ func (t *target) dial(opts ...distlock.Option) (*conn, error) {
 			r := t.redis(a)
 			nodes, c.closers = append(nodes, r), append(c.closers, r.Close)
 		}
-		l, err := redlockbackend.New(nodes, nil, opts...)
+		l, err := redlockbackend.New(nodes, t.redlock, opts...)
 		c.Locker = l
 		return c, err
 	case "zookeeper":
