@@ -132,6 +132,16 @@ func TestStateChecksTheWallClockAfterASuspend(t *testing.T) {
 	}
 }
 
+func TestToldAfterASuspendThoughNobodyReads(t *testing.T) {
+	each(t, func(e *env) {
+		l := e.locker("a")
+		lk := e.lock(l, "n")
+		e.inject(membackend.Fault{Op: membackend.Renew, Locker: "a", Times: -1, Kind: membackend.HangRequest})
+		l.SetWallSkew(ttl)
+		e.lost(lk, ttl/2, distlock.Expired) // at the next alarm, not at the deadline
+	})
+}
+
 func TestWatchdogKeepsALockForManyTTLs(t *testing.T) {
 	each(t, func(e *env) {
 		l := e.locker("a")

@@ -31,10 +31,27 @@ func (s span) end() time.Time { return s.from.Add(s.length) }
 // and believes the one that is further: Linux's monotonic clock stands still
 // while the machine is suspended, and the wall clock may be set back.
 func (c *Client) left(s span) time.Duration {
-	now := time.Now()
-	mono := now.Sub(s.from)
-	wall := now.Round(0).Sub(s.from.Round(0)) + time.Duration(c.wallSkew.Load())
+	mono, wall := c.since(s.from)
 	return s.length - max(mono, wall)
+}
+
+// since is how long ago t was, by each clock.
+func (c *Client) since(t time.Time) (mono, wall time.Duration) {
+	now := time.Now()
+	return now.Sub(t), now.Round(0).Sub(t.Round(0)) + time.Duration(c.wallSkew.Load())
+}
+
+// noticeJump looks at all that is held if the wall clock has run ahead since the
+// last alarm, as it does while the machine is suspended: timers, which go by the
+// monotonic clock, would tell of it too late.
+func (c *Client) noticeJump() {
+	mono, wall := c.since(c.epoch)
+	if wall-mono > c.wallAhead {
+		for h := range c.holdings {
+			h.checkClock()
+		}
+	}
+	c.wallAhead = wall - mono
 }
 
 // keeper is a driver.Keeper and what it keeps. The Client's mutex guards it.

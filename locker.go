@@ -60,6 +60,7 @@ type Client struct {
 	undos        map[*undo]struct{}
 	undosRunning int
 	alarms       alarms
+	wallAhead    time.Duration // the wall clock's lead since epoch, at the last alarm
 	events       []emitted
 }
 
@@ -89,6 +90,7 @@ func New(d driver.Driver, opts ...Option) (*Client, error) {
 	c.alarms.fire = func() {
 		c.mu.Lock()
 		c.active++ // Close waits for observers to be told
+		c.noticeJump()
 		c.alarms.ring()
 		c.flushDue()
 		c.unlock()

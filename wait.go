@@ -138,7 +138,7 @@ func (n *contender) checkServer(ctx context.Context) error {
 		if c.caps().checked {
 			return n.fitTTL()
 		}
-		actx, cancel := context.WithTimeout(ctx, n.limit)
+		actx, cancel := context.WithTimeout(ctx, maxTryTimeout)
 		caps, err := guarded(actx, c, c.d.Capabilities, nil)
 		cancel()
 		switch {
