@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"time"
 
@@ -161,6 +162,34 @@ func ttl() []clause {
 					return last.After(first)
 				})
 				e.held(lk)
+			},
+		},
+		{
+			name:  "ttl/fixed-lease-renewed-by-hand",
+			rule:  "Renew starts the time of a fixed lease anew: the holding goes on beyond the first lease, and ends with the second.",
+			waits: true,
+			run: func(e *env) {
+				e.steady(e.keepTTL()/8, func(attempt string) error {
+					d := e.keepTTL()
+					a, b, name := e.open(d, nil), e.locker(), e.name(attempt)
+					before := time.Now()
+					lk := e.lock(a, name, distlock.WithFixedLease(d))
+					e.pass(d/2, "half of the first lease is over")
+					if err := lk.Renew(e.ctx); err != nil {
+						return fmt.Errorf("renew: %w", err)
+					}
+					until := lk.ValidUntil()
+					e.lock(b, name)
+					now := time.Now()
+					if now.Before(until) {
+						e.Errorf("a rival got in %v before ValidUntil", until.Sub(now))
+					}
+					if held := now.Sub(before); held < d+d/4 {
+						return fmt.Errorf("a rival got in after %v, though a lease of %v was renewed at half time", held, d)
+					}
+					e.lost(lk)
+					return nil
+				})
 			},
 		},
 		{

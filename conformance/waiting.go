@@ -299,6 +299,20 @@ func waiting() []clause {
 			},
 		},
 		{
+			name:  "waiting/after-idling",
+			rule:  "A Locker that has been idle for several TTLs, and may have given its session up, locks as it did before.",
+			waits: true,
+			run: func(e *env) {
+				a, b, name := e.brief(), e.locker(), e.name("x")
+				e.unlock(e.lock(a, name))
+				e.pass(e.ttl*5/2, "what an idle Locker keeps is given up")
+				lk := e.lock(a, name)
+				e.refused(b, name)
+				e.unlock(lk)
+				e.unlock(e.take(b, name))
+			},
+		},
+		{
 			name:  "waiting/through-restart",
 			rule:  "A waiter lives through a restart of the backend and gets the name after it.",
 			needs: restarts,
