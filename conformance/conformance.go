@@ -89,11 +89,12 @@ type (
 	}
 
 	// Restarter stops and starts the backend, keeping its data. It returns when
-	// the backend serves again.
+	// the backend serves again. Other cases run at the same time, so it takes a
+	// server of this Harness's own.
 	Restarter interface{ Restart(t testing.TB) }
 
 	// Spawner returns a command, not yet started, whose process calls WorkerMain
-	// on this Harness's backend. Its standard input and output belong to the
+	// on this Harness's backend. Its standard input, output and error belong to the
 	// suite. The usual way is the test's own binary with an environment variable
 	// that TestMain looks at.
 	Spawner interface{ Worker(t testing.TB) *exec.Cmd }

@@ -57,6 +57,9 @@ func (e *env) spawn(ttl time.Duration) *process {
 		_ = p.in.Close()
 		<-p.gone
 		_ = p.cmd.Wait() // killed: always an error
+		if e.Failed() && p.err.Len() > 0 {
+			e.Logf("standard error of the worker process:\n%s", p.err.Bytes())
+		}
 	})
 	p.send("open", "", ttl).answer()
 	return p
