@@ -10,8 +10,9 @@ const turnBits = 5
 
 // Token is a fencing token: it grows each time a lock changes hands, so that a
 // store which remembers the largest it has seen can refuse a late write of an
-// earlier holder. 0 is no token. Tokens of different backends, or of a backend
-// that was rebuilt from nothing, cannot be compared.
+// earlier holder. 0 is no token: nothing is held, or the backend has none to give.
+// Tokens of different backends, or of a backend that was rebuilt from nothing,
+// cannot be compared.
 //
 // A token is number<<5 | turn. The number is what the backend gave, and turn
 // counts hand-overs within a process on one grant. As text and JSON a token is a
@@ -37,9 +38,10 @@ func (t *Token) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// tokenOf makes the token of a grant's first holding.
-func tokenOf(number uint64) (Token, error) {
-	if number == 0 || number >= 1<<58 {
+// tokenOf makes the token of a grant's first holding. A backend that does not
+// claim fencing may have no number.
+func tokenOf(number uint64, fencing bool) (Token, error) {
+	if number == 0 && fencing || number >= 1<<58 {
 		return 0, fmt.Errorf("distlock: the backend's number %d is not between 1 and 2^58-1, so no fencing token can be made from it", number)
 	}
 	return Token(number << turnBits), nil

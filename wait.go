@@ -196,7 +196,7 @@ func (n *contender) accept(ctx context.Context, a *attempt, dg driver.Grant) (*L
 	c := n.c
 	kd := dg.Lease.Keeper()
 	every, maxBatch := kd.Every(), kd.MaxBatch()
-	token, err := tokenOf(dg.Number)
+	token, err := tokenOf(dg.Number, c.caps().Fencing)
 
 	c.mu.Lock()
 	defer c.unlock()

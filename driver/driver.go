@@ -19,11 +19,11 @@ import (
 )
 
 var (
-	// ErrHeld: another owner has the lock. HeldError wraps it.
+	// ErrHeld says that another owner has the lock. HeldError wraps it.
 	ErrHeld = errors.New("distlock: held by another owner")
 
-	// ErrNotHeld: the server said that the caller does not hold the lock (any
-	// more). Never for an error of communication.
+	// ErrNotHeld says that, by the server's word, the caller does not hold the
+	// lock (any more). Never for an error of communication.
 	ErrNotHeld = errors.New("distlock: not held")
 )
 
@@ -105,7 +105,7 @@ type Driver interface {
 // A Grant is what the server gave.
 type Grant struct {
 	Lease  Lease
-	Number uint64        // below 1<<58; distlock makes the fencing token from it
+	Number uint64        // 1 to 1<<58-1; distlock makes the fencing token from it; 0 is for drivers without Fencing
 	From   time.Time     // local time before the request was sent from which TTL surely runs
 	TTL    time.Duration // what the server keeps, at least, counted from From
 }

@@ -163,8 +163,7 @@ func (n *node) set(key, value string) {
 
 func wantPermanent(t testing.TB, err error) {
 	t.Helper()
-	var p *driver.PermanentError
-	if !errors.As(err, &p) {
+	if _, ok := errors.AsType[*driver.PermanentError](err); !ok {
 		t.Fatalf("error is %v, want a PermanentError", err)
 	}
 }

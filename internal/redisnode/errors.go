@@ -40,8 +40,7 @@ func Permanent(err error) bool {
 	if errors.Is(err, redis.ErrClosed) { // the program closed its client
 		return true
 	}
-	var cert *tls.CertificateVerificationError
-	if errors.As(err, &cert) {
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return true
 	}
 	for _, code := range permanentCodes {
