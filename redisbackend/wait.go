@@ -100,11 +100,11 @@ func (h *hints) listen(ctx context.Context, channelName, name string) (<-chan st
 		return nil, nil, redis.ErrClosed
 	}
 	ch := h.channels[channelName]
+	if (ch == nil || !ch.ready) && h.refusal != nil && time.Since(h.refused) < retryRefused {
+		defer h.mu.Unlock()
+		return nil, nil, h.refusal
+	}
 	if ch == nil {
-		if h.refusal != nil && time.Since(h.refused) < retryRefused {
-			defer h.mu.Unlock()
-			return nil, nil, h.refusal
-		}
 		ch = &channel{name: channelName, waiters: make(map[*waiter]struct{})}
 		h.channels[channelName] = ch
 		h.wg.Go(func() { h.attach([]*channel{ch}) })

@@ -72,8 +72,8 @@ func (h *harness) NewLocker(t testing.TB, opts ...distlock.Option) distlock.Lock
 
 func (h *harness) Capabilities() driver.Capabilities { return capabilities }
 
-// TTL is long enough for a busy machine.
-func (h *harness) TTL() time.Duration { return 2 * time.Second }
+// TTL is long enough for a busy machine on which the ensemble has to fsync.
+func (h *harness) TTL() time.Duration { return 4 * time.Second }
 
 // Expire closes the holder's session, which takes its password: whoever knows it
 // may take the session over.
