@@ -30,10 +30,9 @@ var packages = map[string]string{
 // countCode reads the source of the backend, which is there when the program
 // was built on this machine; else ok is false.
 func countCode(backend string) (c Code, ok bool) {
-	_, here, _, found := runtime.Caller(0)
-	root := filepath.Dir(filepath.Dir(here))
-	if !found || !filepath.IsAbs(root) {
-		return Code{}, false // built with -trimpath
+	root, ok := sourceRoot()
+	if !ok {
+		return Code{}, false
 	}
 	shared, err := c.add(filepath.Join(root, packages[backend]), &c.Own)
 	for i := 0; err == nil && i < len(shared); i++ { // grows while it is walked
@@ -46,6 +45,18 @@ func countCode(backend string) (c Code, ok bool) {
 		}
 	}
 	return c, err == nil && c.Own > 0
+}
+
+// sourceRoot is the folder of the module that this program was built from; not ok
+// if it is not on this machine, or unknown because of -trimpath.
+func sourceRoot() (root string, ok bool) {
+	_, here, _, found := runtime.Caller(0)
+	root = filepath.Dir(filepath.Dir(here))
+	if !found || !filepath.IsAbs(root) {
+		return "", false
+	}
+	info, err := os.Stat(root)
+	return root, err == nil && info.IsDir()
 }
 
 const internalPrefix = "example.com/distlock/internal/"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -24,6 +25,7 @@ type load struct {
 	duration   time.Duration     // of the part that counts
 	opTimeout  time.Duration     // bounds each Lock and each Unlock
 	requests   func(context.Context) (int64, error)
+	inside     func() // called by each holder; nil: let others run for a moment
 }
 
 // Load is what a closed loop did in the time that counts.
@@ -70,6 +72,10 @@ func (l load) run(ctx context.Context) (Load, error) {
 	defer stop(nil)
 	over := errors.New("time is over")
 
+	inside := l.inside
+	if inside == nil {
+		inside = runtime.Gosched // a holding of no length would hide an overlap
+	}
 	clock := &window{}
 	contenders := make([]*contender, l.contenders)
 	var wg sync.WaitGroup
@@ -77,7 +83,7 @@ func (l load) run(ctx context.Context) (Load, error) {
 		c := &contender{
 			id: i, locker: l.lockers[i%len(l.lockers)],
 			name: l.names[i%len(l.names)], witness: witnesses[i%len(l.names)],
-			timeout: l.opTimeout, clock: clock,
+			timeout: l.opTimeout, clock: clock, inside: inside,
 			acquire: newRecorder(), release: newRecorder(), handoff: newRecorder(),
 		}
 		contenders[i] = c
@@ -202,6 +208,7 @@ type contender struct {
 	witness *witness
 	timeout time.Duration
 	clock   *window
+	inside  func()
 
 	served atomic.Bool // once at least
 
@@ -229,6 +236,8 @@ func (c *contender) loop(ctx context.Context) error {
 		}
 		c.served.Store(true)
 		seen := c.witness.enter(c.id, place, lk, granted)
+
+		c.inside()
 
 		leaving := time.Now()
 		c.witness.leave(lk, leaving)

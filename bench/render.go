@@ -1,10 +1,12 @@
 package bench
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -22,7 +24,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 func (r *Report) intro() []string {
 	s := r.Setup
 	lines := []string{
-		fmt.Sprintf("%s, %v in all", s.Date.Format("2006-01-02 15:04 MST"), s.Took),
+		fmt.Sprintf("distlock %s, measured %s, %v in all", cmp.Or(s.Revision, "of unknown revision"), s.Date.Format("2006-01-02 15:04 MST"), s.Took),
 		fmt.Sprintf("%s, %d cores for servers and callers together, %s, %s", s.CPU, s.Cores, s.OS, s.Go),
 		fmt.Sprintf("load average before the start %s; servers: %s", s.Load, s.Provider),
 	}
@@ -40,8 +42,8 @@ func (r *Report) intro() []string {
 	for _, path := range slices.Sorted(maps.Keys(s.Clients)) {
 		clients = append(clients, path+" "+s.Clients[path])
 	}
-	if s.Revision != "" {
-		clients = append([]string{"distlock " + s.Revision}, clients...)
+	if s.Fsync > 0 {
+		lines = append(lines, fmt.Sprintf("a write of 4 KiB with fsync to the servers' disk takes %s (median)", dur(s.Fsync)))
 	}
 	if len(clients) > 0 {
 		lines = append(lines, "clients: "+strings.Join(clients, ", "))
@@ -49,19 +51,27 @@ func (r *Report) intro() []string {
 	return append(lines,
 		fmt.Sprintf("closed loops of %v each after a warm-up, TTL asked for %v; crashes with a TTL of %v", s.Duration, s.TTL, s.CrashTTL),
 		"a closed loop sends the next request when the last is answered: a stall delays the next instead of counting against it",
-		"verdicts: reproduced = in the claimed range widened by a factor of two; borderline = within 20 % of its edge; differs = outside")
+		"verdicts: reproduced = in the claimed range widened by a factor of two; borderline = within 20 % of a boundary of that; differs = outside; not comparable = the set-up differs in kind",
+		"claims: of a textbook's chapter that compares Redis, ZooKeeper and etcd as locks (Q6 is one of its questions); none is about Redlock")
 }
 
 // notMeasured is what the chapter's comparison implies and this run has no row for.
-const notMeasured = "No row yet: the price of fairness, overlap under a partition, how long a rare double hold lasts, latency with a network's round trip added."
+const notMeasured = "No row yet: the price of fairness, overlap under a partition, how long a rare double hold lasts, where writes are the bottleneck, latency with a network's round trip added."
 
 func (r *Report) closing() []string {
 	lines := []string{notMeasured}
 	for _, v := range r.Violations {
 		lines = append(lines, "VIOLATION: "+v)
 	}
-	if len(r.Violations) == 0 {
-		lines = append(lines, "No violation: at every grant exclusion and token order were checked.")
+	var grants int64
+	for _, res := range r.Results {
+		grants += res.grants()
+	}
+	if len(r.Violations) == 0 && grants > 0 {
+		lines = append(lines, fmt.Sprintf("No violation: exclusion and token order were checked at each of %s grants.", thousands(int(grants))))
+	}
+	for _, res := range r.Results {
+		lines = append(lines, res.remarks()...)
 	}
 	for _, f := range r.Failures {
 		lines = append(lines, "Not measured: "+f)
@@ -90,14 +100,14 @@ func (n *notes) number(reason string) int {
 	return len(n.list)
 }
 
-// WriteTerminal writes the comparison for a terminal, about 120 columns wide
-// with four backends. Each cell holds figure, claim and verdict; reasons follow
+// WriteTerminal writes the comparison for a terminal, 120 columns wide with four
+// backends. Each cell holds figure, claim and verdict; reasons follow
 // as notes.
 func (r *Report) WriteTerminal(w io.Writer) error {
-	const first, column = 18, 25
+	const first, column, width = 16, 25, 120
 	var b strings.Builder
 	for _, line := range r.intro() {
-		fmt.Fprintln(&b, line)
+		hang(&b, "", line, width)
 	}
 	b.WriteByte('\n')
 
@@ -106,22 +116,22 @@ func (r *Report) WriteTerminal(w io.Writer) error {
 	for _, res := range r.Results {
 		head = append(head, []string{title(res.Backend)})
 	}
-	rule := strings.Repeat("─", first+(column+1)*len(r.Results)) + "\n"
+	rule := strings.Repeat("─", first+(column+1)*len(r.Results)-1) + "\n"
 	writeCells(&b, first, column, head)
 	b.WriteString(rule)
 	for _, row := range r.Table {
 		label := wrap(row.Dimension, first-1)
 		if !row.Claimed {
-			label = append(label, "(no claim)")
+			label = append(label, noClaimShort)
 		}
 		cells := [][]string{label}
 		for _, c := range row.Cells {
-			lines := wrap(c.Figure, column-1)
+			lines := wrap(c.Figure, column)
 			if c.Claim != "" {
-				lines = append(lines, wrap("claim: "+c.Claim, column-1)...)
+				lines = append(lines, wrap("claim: "+c.Claim, column)...)
 			}
-			if !c.unclaimed(row) {
-				lines = append(lines, wrap(fmt.Sprintf("→ %s [%d]", c.Verdict, n.number(c.Reason)), column-1)...)
+			if v := c.verdict(row, &n); v != "" {
+				lines = append(lines, wrap("→ "+v, column)...)
 			}
 			cells = append(cells, lines)
 		}
@@ -130,23 +140,48 @@ func (r *Report) WriteTerminal(w io.Writer) error {
 	}
 	b.WriteString("\nRows\n")
 	for _, row := range r.Table {
-		fmt.Fprintf(&b, "  %s: %s\n", row.Dimension, row.How)
+		hang(&b, "  ", row.Dimension+": "+row.How, width)
 	}
 	b.WriteString("\nNotes\n")
 	for i, reason := range n.list {
-		fmt.Fprintf(&b, "%4s %s\n", fmt.Sprintf("[%d]", i+1), reason)
+		hang(&b, fmt.Sprintf("%4s ", fmt.Sprintf("[%d]", i+1)), reason, width)
 	}
 	b.WriteByte('\n')
 	for _, line := range r.closing() {
-		fmt.Fprintln(&b, line)
+		hang(&b, "", line, width)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// unclaimed reports whether there is nothing to say about c but its figure: no
-// cell of the row has a claim, and the figure is there.
-func (c Cell) unclaimed(row Row) bool { return !row.Claimed && c.Reason == noClaim }
+const noClaimShort = "(no claim)"
+
+// verdict is what stands under figure and claim, with the number of the note that
+// gives the reason; "" if nobody of the row has a claim and there is no other
+// reason to tell.
+func (c Cell) verdict(row Row, n *notes) string {
+	switch {
+	case c.Reason == noClaim && !row.Claimed:
+		return ""
+	case c.Reason == noClaim:
+		return noClaimShort
+	case c.Direction != "":
+		return fmt.Sprintf("%s: %s [%d]", c.Verdict, c.Direction, n.number(c.Reason))
+	}
+	return fmt.Sprintf("%s [%d]", c.Verdict, n.number(c.Reason))
+}
+
+// hang writes text after lead, in lines of width columns; those after the first
+// are indented as far as the first begins, by two columns at least.
+func hang(b *strings.Builder, lead, text string, width int) {
+	indent := max(2, utf8.RuneCountInString(lead))
+	for i, line := range wrap(text, width-indent) {
+		if i > 0 {
+			lead = strings.Repeat(" ", indent)
+		}
+		b.WriteString(lead + line + "\n")
+	}
+}
 
 // writeCells writes cells of several lines side by side.
 func writeCells(b *strings.Builder, first, column int, cells [][]string) {
@@ -172,12 +207,29 @@ func writeCells(b *strings.Builder, first, column int, cells [][]string) {
 	}
 }
 
-// wrap breaks s at spaces into lines of at most width characters; a longer word
-// is broken too.
+// unit is a number and its unit, which stay together.
+var unit = regexp.MustCompile(`([0-9]) (µs|ms|s|%|KiB|×)`)
+
+const glue = "\u00a0" // a space that does not break
+
+// wrap breaks s into lines of at most width characters: at spaces, after a comma
+// or semicolon rather than elsewhere; a longer word is broken too.
 func wrap(s string, width int) []string {
 	var lines []string
 	line := ""
-	for word := range strings.FieldsSeq(s) {
+	words := strings.FieldsFunc(unit.ReplaceAllString(s, "$1"+glue+"$2"), func(r rune) bool { return r == ' ' || r == '\n' || r == '\t' })
+	for i, word := range words {
+		// A part that begins here and does not fit into this line, but into one
+		// of its own, gets one.
+		if line != "" && ends(words[i-1]) {
+			part := word
+			for j := i + 1; j < len(words) && !ends(words[j-1]); j++ {
+				part += " " + words[j]
+			}
+			if n := utf8.RuneCountInString(part); n <= width && utf8.RuneCountInString(line)+1+n > width {
+				lines, line = append(lines, line), ""
+			}
+		}
 		for utf8.RuneCountInString(word) > width {
 			if line != "" {
 				lines, line = append(lines, line), ""
@@ -197,8 +249,14 @@ func wrap(s string, width int) []string {
 	if line != "" {
 		lines = append(lines, line)
 	}
+	for i := range lines {
+		lines[i] = strings.ReplaceAll(lines[i], glue, " ")
+	}
 	return lines
 }
+
+// ends reports whether a part of a sentence ends with word.
+func ends(word string) bool { return strings.HasSuffix(word, ",") || strings.HasSuffix(word, ";") }
 
 // WriteMarkdown writes the comparison as a document.
 func (r *Report) WriteMarkdown(w io.Writer) error {
@@ -223,8 +281,8 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 			if c.Claim != "" {
 				parts = append(parts, "claim: "+escape(c.Claim))
 			}
-			if !c.unclaimed(row) {
-				parts = append(parts, fmt.Sprintf("*%s* [%d]", c.Verdict, n.number(c.Reason)))
+			if v := c.verdict(row, &n); v != "" {
+				parts = append(parts, "*"+v+"*")
 			}
 			fmt.Fprintf(&b, " %s |", strings.Join(parts, "<br>"))
 		}

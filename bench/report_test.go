@@ -80,8 +80,8 @@ func TestTable(t *testing.T) {
 
 func TestTerminal(t *testing.T) {
 	out := render(t, full().WriteTerminal)
-	for line := range strings.Lines(out[strings.Index(out, "dimension"):strings.Index(out, "\nRows\n")]) {
-		if n := utf8.RuneCountInString(strings.TrimSpace(line)); n > 122 {
+	for line := range strings.Lines(out) {
+		if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 120 {
 			t.Errorf("%d columns: %s", n, line)
 		}
 	}
@@ -156,7 +156,7 @@ func TestErr(t *testing.T) {
 
 func TestRunInMemory(t *testing.T) {
 	var progress bytes.Buffer
-	r, err := Run(t.Context(), Config{Backends: []string{"memory"}, Duration: 50 * time.Millisecond, Progress: &progress})
+	r, err := Run(t.Context(), Config{Backends: []string{"memory"}, Duration: 300 * time.Millisecond, Progress: &progress})
 	if err != nil || r.Err() != nil {
 		t.Fatalf("%v, %v", err, r.Err())
 	}
@@ -229,9 +229,9 @@ func TestCrash(t *testing.T) {
 		if err != nil || len(got.Violations) > 0 {
 			t.Fatalf("%v, %v", err, got.Violations)
 		}
-		// Not before the part of the TTL that the last renewal left, and not much
-		// after its end.
-		if d := got.median(); d < ttl/2 || d > 3*ttl {
+		// Neither at once, as if a broken connection were the end of a lock, nor long
+		// after the TTL. A late renewal and a slow machine move it either way.
+		if d := got.median(); d < ttl/10 || d > 5*ttl {
 			t.Errorf("noticed after %v", d)
 		}
 	})
@@ -239,6 +239,7 @@ func TestCrash(t *testing.T) {
 
 func TestRequestsAreCounted(t *testing.T) {
 	onServers(t, func(t *testing.T, s *target) {
+		t.Parallel()
 		c, err := s.dial()
 		if err != nil {
 			t.Fatal(err)
@@ -246,15 +247,15 @@ func TestRequestsAreCounted(t *testing.T) {
 		defer c.Close()
 		l := load{
 			contenders: 1, lockers: []distlock.Locker{c}, names: []string{testbed.Name(t)},
-			warmup: 50 * time.Millisecond, duration: 500 * time.Millisecond, opTimeout: 10 * time.Second, requests: s.requests,
+			warmup: 50 * time.Millisecond, duration: 2 * time.Second, opTimeout: 20 * time.Second, requests: s.requests,
 		}
 		got, err := l.run(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		least := map[string]float64{"redis": 1.9, "redlock": 5.9, "zookeeper": 1.9, "etcd": 1.9}[s.backend]
-		least -= 1 / float64(got.Cycles) // the Lock of the first cycle may lie before the window
-		if got.RequestsPerCycle < least || got.RequestsPerCycle > 20 {
+		least -= 1 / float64(got.Cycles)                               // the Lock of the first cycle may lie before the window
+		if got.RequestsPerCycle < least || got.RequestsPerCycle > 50 { // heartbeats weigh the more, the fewer the cycles
 			t.Errorf("%.2f requests per cycle", got.RequestsPerCycle)
 		}
 		if v, err := s.version(t.Context()); err != nil || !strings.ContainsAny(v, "0123456789") {
@@ -307,7 +308,7 @@ func TestLoss(t *testing.T) {
 	}
 	res := &Result{Backend: "redlock"}
 	res.Loss.set(got, err)
-	if c := cellOf(t, compare([]*Result{res}), "loss of the majority", "redlock"); !strings.HasPrefix(c.Figure, "3 of 5 killed: refused after 3") {
+	if c := cellOf(t, compare([]*Result{res}), "loss of the majority", "redlock"); !strings.HasPrefix(c.Figure, "3 of 5 killed: no lock in ") {
 		t.Errorf("%+v", c)
 	}
 }

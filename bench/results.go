@@ -3,6 +3,7 @@ package bench
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -65,6 +66,30 @@ func (r *Result) violations() []string {
 	} {
 		for _, v := range vs {
 			all = append(all, r.Backend+": "+v)
+		}
+	}
+	return all
+}
+
+// grants is how many grants the witnesses of the closed loops checked, at least:
+// those of the warm-up were too.
+func (r *Result) grants() int64 {
+	return r.Alone.Value.Cycles + r.Many.Value.Cycles + r.Hot.Value.Cycles + r.Local.Value.Cycles
+}
+
+// remarks lists what went on besides the figures.
+func (r *Result) remarks() []string {
+	var all []string
+	for _, l := range []struct {
+		what string
+		load Load
+	}{{"uncontended", r.Alone.Value}, {"many names", r.Many.Value}, {"hot name", r.Hot.Value}, {"hot name in one Locker", r.Local.Value}} {
+		if l.load.Repeated > 0 {
+			all = append(all, fmt.Sprintf("%s, %s: %d calls of Unlock left open whether the lock was released, and were repeated; the first: %s",
+				r.Backend, l.what, l.load.Repeated, l.load.Open))
+		}
+		if l.load.Lost > 0 {
+			all = append(all, fmt.Sprintf("%s, %s: %d locks were lost while held, and their holders told", r.Backend, l.what, l.load.Lost))
 		}
 	}
 	return all

@@ -6,6 +6,7 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -20,11 +21,12 @@ type Row struct {
 
 // A Cell sets a claim of the chapter beside what was measured.
 type Cell struct {
-	Backend string  `json:"backend"`
-	Claim   string  `json:"claim,omitempty"`
-	Figure  string  `json:"figure,omitempty"`
-	Verdict Verdict `json:"verdict"`
-	Reason  string  `json:"reason"`
+	Backend   string  `json:"backend"`
+	Claim     string  `json:"claim,omitempty"`
+	Figure    string  `json:"figure,omitempty"`
+	Verdict   Verdict `json:"verdict"`
+	Direction string  `json:"direction,omitempty"` // of a number that differs: faster or slower than claimed
+	Reason    string  `json:"reason"`
 }
 
 // The backends of the chapter's table, in its order; it has none for Redlock.
@@ -55,7 +57,7 @@ func compare(results []*Result) []Row {
 			c := d.cell(r, all)
 			c.Backend, c.Claim = r.Backend, d.claims[r.Backend]
 			if c.Claim == "" && (c.Verdict == "" || c.Verdict == Reproduced || c.Verdict == Differs || c.Verdict == Borderline) {
-				c.Verdict, c.Reason = NotComparable, noClaim
+				c.Verdict, c.Direction, c.Reason = NotComparable, "", noClaim
 			}
 			row.Claimed = row.Claimed || c.Claim != ""
 			row.Cells = append(row.Cells, c)
@@ -72,42 +74,46 @@ var dimensions = []dimension{
 		claims: map[string]string{"redis": "AP", "zookeeper": "CP", "etcd": "CP (Raft)"},
 		cell: func(r *Result, _ *comparison) Cell {
 			return ofLoss(r, func(l Loss) Cell {
+				then := "no lock"
+				if l.Granted {
+					then = "still a lock"
+				}
 				if l.Servers == 1 {
-					return Cell{Figure: "1 server: without it no lock", Verdict: NotComparable,
+					return Cell{Figure: "the only server lost: " + then, Verdict: NotComparable,
 						Reason: "the claim is about a replica that takes over; here is one server without a replica"}
 				}
-				fig := fmt.Sprintf("%d of %d lost: lock; %d lost: ", l.Minority, l.Servers, l.Majority)
+				c := Cell{Figure: fmt.Sprintf("%d of %d lost: lock; %d lost: %s", l.Minority, l.Servers, l.Majority, then)}
+				c.Verdict, c.Reason = Reproduced, "a lock was granted while a majority of the servers was left, and not after: consistency before availability"
 				if l.Granted {
-					return Cell{Figure: fig + "still a lock", Verdict: Differs, Reason: "a lock was granted without a majority of servers"}
+					c.Verdict, c.Reason = Differs, "a lock was granted without a majority of the servers"
 				}
-				return Cell{Figure: fig + "none", Verdict: Reproduced, Reason: "without a majority nobody gets a lock, with one everybody does"}
+				return c
 			})
 		},
 	},
 	{
 		name:   "performance",
 		how:    fmt.Sprintf("%d goroutines, a name each, one Locker, closed loop", manyContenders),
-		claims: map[string]string{"redis": "100k+ QPS", "zookeeper": "low, 10k QPS", "etcd": "middle"},
+		claims: map[string]string{"redis": "100k+ QPS", "zookeeper": "low: each write needs a majority (Q6: 10k QPS)", "etcd": "middle"},
 		cell: func(r *Result, all *comparison) Cell {
 			return ofLoad(r, r.Many, func(l Load) Cell {
-				c := Cell{Figure: fmt.Sprintf("%s cycles/s", count(l.CyclesPerSecond))}
+				figure := fmt.Sprintf("%s cycles/s", count(l.CyclesPerSecond))
 				qps := l.CyclesPerSecond * l.RequestsPerCycle
 				if qps > 0 {
-					c.Figure += fmt.Sprintf(", %s requests/s", count(qps))
+					figure += fmt.Sprintf(", %s requests/s", count(qps))
 				}
-				shared := fmt.Sprintf("%d cores are shared by servers and callers, and a cycle is lock and unlock", runtime.GOMAXPROCS(0))
-				switch r.Backend {
-				case "redis":
+				var c Cell
+				switch claim, ok := qpsClaims[r.Backend]; {
+				case ok && qps == 0:
+					c = Cell{Verdict: NotMeasured, Reason: "requests were not counted"}
+				case ok:
 					var how string
-					c.Verdict, how = span{100_000, infinity}.judge(qps)
-					c.Reason = fmt.Sprintf("requests/s are %s; %s", how, shared)
-				case "zookeeper":
-					var how string
-					c.Verdict, how = span{10_000, 10_000}.judge(qps)
-					c.Reason = fmt.Sprintf("requests/s are %s; each write waits for a majority of %d; %s", how, r.Servers, shared)
-				case "etcd":
-					return all.middle(c, r, func(r *Result) float64 { return r.Many.Value.CyclesPerSecond })
+					c, how = claim.throughput(qps)
+					c.Reason = fmt.Sprintf("requests/s are %s; %d cores are shared by servers and callers", how, runtime.GOMAXPROCS(0))
+				case r.Backend == "etcd":
+					c = all.middle(r, func(r *Result) float64 { return r.Many.Value.CyclesPerSecond })
 				}
+				c.Figure = figure
 				return c
 			})
 		},
@@ -130,33 +136,28 @@ var dimensions = []dimension{
 		cell: func(r *Result, _ *comparison) Cell {
 			return ofLoad(r, r.Alone, func(l Load) Cell {
 				q := l.Acquire
-				c := Cell{Figure: fmt.Sprintf("p50 %s, p90 %s, p99 %s", dur(q.P50), dur(q.P90), dur(q.P99))}
-				ms := float64(q.P50) / float64(time.Millisecond)
-				var how string
-				switch r.Backend {
-				case "redis":
-					c.Verdict, how = span{1, 3}.judge(ms)
-				case "zookeeper":
-					c.Verdict, how = span{10, 50}.judge(ms)
-				case "etcd":
-					c.Verdict, how = span{5, 20}.judge(ms)
+				var c Cell
+				if claim, ok := latencyClaims[r.Backend]; ok {
+					var how string
+					c, how = claim.latency(float64(q.P50) / float64(time.Millisecond))
+					c.Reason = fmt.Sprintf("p50 is %s; %s; %s", how, r.distance(), r.Durability)
 				}
-				c.Reason = fmt.Sprintf("p50 is %s; %s; %s", how, r.distance(), r.Durability)
+				c.Figure = fmt.Sprintf("p50 %s, p90 %s, p99 %s", dur(q.P50), dur(q.P90), dur(q.P99))
 				return c
 			})
 		},
 	},
 	{
 		name: "client crash",
-		how:  "kill -9 of the holding process, until the waiter has the lock; median and range, and the median as a share of the TTL",
-		claims: map[string]string{"redis": "by TTL expiry, coarse", "zookeeper": "released at once (Q6: seconds, by heartbeat)",
+		how:  "from kill -9 of the holding process until a waiter has the lock; median, range, and the median as a share of the TTL",
+		claims: map[string]string{"redis": "by TTL expiry (coarse)", "zookeeper": "heartbeat lost, released at once (Q6: seconds)",
 			"etcd": "lease heartbeat"},
 		cell: func(r *Result, _ *comparison) Cell {
 			if r.Backend == "memory" {
 				return Cell{Verdict: NotComparable, Reason: "a process and its memory die together"}
 			}
 			return outcome(r, r.Crash, func(c Crash) []string { return c.Violations }, func(c Crash) Cell {
-				cell := Cell{Figure: fmt.Sprintf("%s (%s–%s), %.2f × TTL", dur(c.median()),
+				cell := Cell{Figure: fmt.Sprintf("%s, %d kills, %s–%s, %.2f × TTL", dur(c.median()), len(c.Samples),
 					dur(c.Samples[0]), dur(c.Samples[len(c.Samples)-1]), c.ofTTL())}
 				atOnce := c.ofTTL() < 0.1
 				expiry := c.ofTTL() >= 0.5 && c.ofTTL() <= 1.5
@@ -164,7 +165,7 @@ var dimensions = []dimension{
 				case r.Backend == "zookeeper" && atOnce:
 					cell.Verdict, cell.Reason = Reproduced, "released within a tenth of the session timeout"
 				case r.Backend == "zookeeper":
-					cell.Verdict, cell.Reason = Differs, "a session ends at its timeout, not with its socket; what Q6 says, seconds by heartbeat, holds"
+					cell.Verdict, cell.Reason = Differs, "a session ends at its timeout, not with its socket; what Q6 says, heartbeat and seconds, holds"
 				case expiry:
 					cell.Verdict, cell.Reason = Reproduced, "nothing but the end of the TTL, counted from the last renewal (every TTL/3), tells that the process is dead"
 				default:
@@ -176,33 +177,44 @@ var dimensions = []dimension{
 	},
 	{
 		name:   "re-entry",
-		how:    "Lock called by the holder with its own context, with and without the option",
-		claims: map[string]string{"redis": "do it yourself", "zookeeper": "do it yourself, count in the node", "etcd": "do it yourself"},
+		how:    "the holder calls Lock again with the context of its lock, with and without the option Reentrant; requests that this sends",
+		claims: map[string]string{"redis": "do it yourself", "zookeeper": "do it yourself (count in the node)", "etcd": "do it yourself"},
 		cell: func(r *Result, _ *comparison) Cell {
 			return outcome(r, r.Reentry, nil, func(re Reentry) Cell {
-				switch {
-				case re.Counted && re.Refused:
-					return Cell{Figure: "counted; without the option refused", Verdict: Differs,
-						Reason: "the library counts in the process, by context, and sends nothing"}
-				case re.Counted:
-					return Cell{Figure: "counted; without the option not refused", Verdict: Differs, Reason: "the library counts in the process"}
+				c := Cell{Figure: "not counted"}
+				if re.Counted {
+					c.Figure = fmt.Sprintf("counted by the library, %d requests", re.Requests)
 				}
-				return Cell{Figure: "not counted", Verdict: Reproduced, Reason: "a second Lock got another token or ended the first holding"}
+				if re.Refused {
+					c.Figure += "; without the option refused"
+				}
+				switch {
+				case !re.Counted:
+					c.Verdict, c.Reason = Reproduced, "a second Lock got another token or ended the first holding"
+				case re.Requests > 0:
+					c.Verdict, c.Reason = Differs, "requests were sent: the servers took part in it"
+				case r.Backend == "zookeeper":
+					c.Verdict, c.Reason = Differs, "the client has to count, as claimed, but no count in the node is needed: the library's is in the process, by context"
+				default:
+					c.Verdict, c.Reason = Reproduced, "the servers know nothing of it, so the client has to count; the library does, in the process, by context"
+				}
+				return c
 			})
 		},
 	},
 	{
-		name:   "fairness",
-		how:    fmt.Sprintf("%d contenders for one name, each with its own Locker and connection", hotContenders),
-		claims: map[string]string{"redis": "none by default", "zookeeper": "FIFO by nature", "etcd": "possible with watch"},
+		name: "fairness",
+		how: fmt.Sprintf("%d contenders for one name, each with its own Locker and connection; overtaken = some rival was served twice during the wait; up to %s counts as order of arrival",
+			hotContenders, percent(fifoTolerance)),
+		claims: map[string]string{"redis": "none by default; FIFO in Redisson", "zookeeper": "FIFO by nature", "etcd": "possible with watch"},
 		cell: func(r *Result, _ *comparison) Cell {
 			return ofLoad(r, r.Hot, func(l Load) Cell {
 				fifo := l.Overtaken <= fifoTolerance
-				c := Cell{Figure: fmt.Sprintf("overtaken in %s of waits, Jain %.3f, longest wait %s", percent(l.Overtaken), l.Jain, dur(l.Acquire.Max))}
+				c := Cell{Figure: fmt.Sprintf("overtaken in %s, Jain %.3f, longest wait %s", percent(l.Overtaken), l.Jain, dur(l.Acquire.Max))}
 				if fifo {
-					c.Reason = "no waiter was passed twice by the same rival: order of arrival"
+					c.Reason = "served in order of arrival"
 				} else {
-					c.Reason = "waiters were passed twice by the same rival: no order of arrival"
+					c.Reason = "not served in order of arrival: whoever asks at the right moment gets it"
 				}
 				c.Verdict = Differs
 				if fifo == (r.Backend != "redis") {
@@ -215,12 +227,12 @@ var dimensions = []dimension{
 	{
 		name:   "complexity",
 		how:    "requests per lock and unlock of a free name (renewals and heartbeats included); lines of code of the backend, without tests, comments and the shared core",
-		claims: map[string]string{"redis": "simple, one command", "zookeeper": "middle, needs Curator", "etcd": "middle"},
+		claims: map[string]string{"redis": "simple (one command)", "zookeeper": "middle (needs Curator)", "etcd": "middle"},
 		cell: func(r *Result, all *comparison) Cell {
 			if r.Code.Own == 0 {
 				return Cell{Verdict: NotMeasured, Reason: "the source of the backends is not on this machine"}
 			}
-			c := Cell{Figure: fmt.Sprintf("%d lines", r.lines())}
+			c := Cell{Figure: thousands(r.lines()) + " lines"}
 			if l := r.Alone.Value; r.Alone.Ran && l.RequestsPerCycle > 0 {
 				c.Figure = fmt.Sprintf("%.1f requests/cycle, %s", l.RequestsPerCycle, c.Figure)
 			}
@@ -235,11 +247,11 @@ var dimensions = []dimension{
 			case redis == nil || redis.Code.Own == 0:
 				c.Verdict, c.Reason = NotMeasured, "Redis, to which this compares, was not in this run"
 			case near(float64(r.lines()), float64(redis.lines())):
-				c.Verdict, c.Reason = Borderline, fmt.Sprintf("about as much code as for Redis (%d lines); no recipe library is needed", redis.lines())
+				c.Verdict, c.Reason = Borderline, fmt.Sprintf("about as much code as for Redis (%s lines)", thousands(redis.lines()))
 			case r.lines() > redis.lines():
-				c.Verdict, c.Reason = Reproduced, "more code than for Redis; no recipe library is needed"
+				c.Verdict, c.Reason = Reproduced, fmt.Sprintf("more code than for Redis (%s lines), which holds the whole recipe: no library of recipes is needed", thousands(redis.lines()))
 			default:
-				c.Verdict, c.Reason = Differs, "no more code than for Redis: what Redis lacks on the server is code in the client"
+				c.Verdict, c.Reason = Differs, fmt.Sprintf("less code than for Redis (%s lines): what Redis lacks on the server is code in the client", thousands(redis.lines()))
 			}
 			return c
 		},
@@ -247,8 +259,8 @@ var dimensions = []dimension{
 	{
 		name: "typical use",
 		how:  "advice, judged by the other rows",
-		claims: map[string]string{"redis": "high concurrency, tolerates rare edge cases", "zookeeper": "strong consistency: finance, configuration",
-			"etcd": "leader election in Kubernetes"},
+		claims: map[string]string{"redis": "high concurrency, tolerates rare edge cases", "zookeeper": "strong consistency (finance, configuration)",
+			"etcd": "Kubernetes controller election"},
 		cell: func(r *Result, _ *comparison) Cell {
 			return Cell{Figure: uses[r.Backend], Verdict: NotComparable, Reason: "advice is not a figure"}
 		},
@@ -303,7 +315,7 @@ var dimensions = []dimension{
 	},
 	{
 		name: "loss of a minority",
-		how:  "time until a lock after killing them, the leader first where there is one",
+		how:  "from the kill, the leader first where there is one, until the next lock is granted",
 		cell: func(r *Result, _ *comparison) Cell {
 			return ofLoss(r, func(l Loss) Cell {
 				if l.Minority == 0 {
@@ -315,13 +327,13 @@ var dimensions = []dimension{
 	},
 	{
 		name: "loss of the majority",
-		how:  fmt.Sprintf("a lock asked for with a limit of %v", refusalWait),
+		how:  "one more is killed; a lock is asked for and waited for as long as the figure says",
 		cell: func(r *Result, _ *comparison) Cell {
 			return ofLoss(r, func(l Loss) Cell {
 				if l.Granted {
 					return Cell{Figure: fmt.Sprintf("%d of %d killed: granted", l.Majority, l.Servers)}
 				}
-				return Cell{Figure: fmt.Sprintf("%d of %d killed: refused after %s", l.Majority, l.Servers, dur(l.Waited))}
+				return Cell{Figure: fmt.Sprintf("%d of %d killed: no lock in %s", l.Majority, l.Servers, dur(l.Waited))}
 			})
 		},
 	},
@@ -329,7 +341,7 @@ var dimensions = []dimension{
 		name: "fencing token",
 		how:  "what its number is; order was checked at every grant of this run",
 		cell: func(r *Result, _ *comparison) Cell {
-			grants := r.Alone.Value.Cycles + r.Many.Value.Cycles + r.Hot.Value.Cycles + r.Local.Value.Cycles
+			grants := r.grants()
 			if vs := r.violations(); len(vs) > 0 {
 				return Cell{Figure: "see the violations", Verdict: Violated, Reason: vs[0]}
 			}
@@ -353,6 +365,12 @@ var dimensions = []dimension{
 	},
 }
 
+// What the chapter claims in numbers.
+var (
+	qpsClaims     = map[string]span{"redis": {100_000, infinity}, "zookeeper": {10_000, 10_000}}
+	latencyClaims = map[string]span{"redis": {1, 3}, "zookeeper": {10, 50}, "etcd": {5, 20}} // ms
+)
+
 // fifoTolerance is the share of overtaken waits up to which the order counts as
 // that of arrival: the witness sees the call of Lock, and a rival may be served
 // twice before the request of that call is at the server.
@@ -361,7 +379,7 @@ const fifoTolerance = 0.01
 var uses = map[string]string{
 	"memory":    "tests of code that locks",
 	"redis":     "where a rare double run does no harm, or is fenced",
-	"redlock":   "as Redis, where one server must not be all",
+	"redlock":   "as Redis, where one server may fail",
 	"zookeeper": "where a grant must survive the loss of a server",
 	"etcd":      "where a grant must survive the loss of a server",
 }
@@ -422,13 +440,13 @@ func (r *Result) distance() string {
 func (r *Result) lines() int { return r.Code.Own + r.Code.Lua + r.Code.Shared }
 
 // middle judges "between the other two of the chapter".
-func (c *comparison) middle(cell Cell, r *Result, of func(*Result) float64) Cell {
+func (c *comparison) middle(r *Result, of func(*Result) float64) (cell Cell) {
 	redis, zk := c.results["redis"], c.results["zookeeper"]
 	if redis == nil || zk == nil || of(redis) == 0 || of(zk) == 0 {
 		cell.Verdict, cell.Reason = NotMeasured, "needs Redis and ZooKeeper in one run"
 		return cell
 	}
-	cell.Verdict, cell.Reason = Differs, "not between Redis and ZooKeeper: "
+	cell.Verdict, cell.Reason = Differs, "not between the other two: "
 	switch v := of(r); {
 	case near(v, of(zk)) || near(v, of(redis)):
 		cell.Verdict, cell.Reason = Borderline, "level with a neighbour: "
@@ -496,7 +514,11 @@ func count(v float64) string {
 		return fmt.Sprintf("%.3g", v)
 	}
 	step := math.Pow(10, math.Floor(math.Log10(v))-2)
-	s := fmt.Sprintf("%.0f", math.Round(v/step)*step)
+	return thousands(int(math.Round(v/step) * step))
+}
+
+func thousands(n int) string {
+	s := strconv.Itoa(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
 		s = s[:i] + "," + s[i:]
 	}

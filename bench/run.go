@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -140,6 +141,12 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		}
 	}
 	r.report.Setup.Provider = r.servers.name()
+	if r.report.Setup.Provider == "processes" { // their data are in the same folder
+		// Measured last: at the start the servers would write beside it.
+		if r.report.Setup.Fsync, err = fsyncTime(os.TempDir()); err != nil {
+			r.progress.say("fsync: %v", err)
+		}
+	}
 	if err := r.servers.close(); err != nil {
 		r.progress.say("stopping the servers: %v", err)
 	}

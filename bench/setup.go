@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"net"
 	"os"
+	"os/exec"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 )
@@ -21,7 +24,8 @@ type Setup struct {
 	OS       string        `json:"os"`
 	Load     string        `json:"load"` // load average of the last minute before the start
 	Go       string        `json:"go"`
-	Revision string        `json:"revision,omitempty"`
+	Revision string        `json:"revision,omitempty"` // of this module, if it is known
+	Fsync    time.Duration `json:"fsync_ns,omitempty"` // of a small write to the servers' disk, median; 0 if it is not known
 
 	Provider string            `json:"provider"` // of the servers
 	Clients  map[string]string `json:"clients"`  // client libraries and versions
@@ -36,6 +40,7 @@ func describe(date time.Time) Setup {
 		Date: date, CPU: cpuModel(), Cores: runtime.GOMAXPROCS(0), OS: system(),
 		Load: loadAverage(), Go: runtime.Version(), Clients: map[string]string{},
 	}
+	s.Revision = revision()
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return s
@@ -46,15 +51,48 @@ func describe(date time.Time) Setup {
 			s.Clients[d.Path] = d.Version
 		}
 	}
-	for _, kv := range info.Settings {
-		switch {
-		case kv.Key == "vcs.revision":
-			s.Revision = kv.Value[:min(12, len(kv.Value))] + s.Revision
-		case kv.Key == "vcs.modified" && kv.Value == "true":
-			s.Revision += " (modified)"
+	return s
+}
+
+// revision is what git describe says of the source that this program was built
+// from, or else what the build noted: "go run" notes nothing.
+func revision() string {
+	if root, ok := sourceRoot(); ok {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, "git", "-C", root, "describe", "--always", "--tags", "--dirty=+changes").Output()
+		if err == nil {
+			return strings.TrimSpace(string(out))
 		}
 	}
-	return s
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return ""
+}
+
+// fsyncTime is the median time of a write of 4 KiB to a file of dir until it is
+// on the disk: what a durable server waits for at least.
+func fsyncTime(dir string) (time.Duration, error) {
+	f, err := os.CreateTemp(dir, "distlock-fsync-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	var times []time.Duration
+	for range 21 {
+		start := time.Now()
+		if _, err := f.Write(make([]byte, 4096)); err != nil {
+			return 0, err
+		}
+		if err := f.Sync(); err != nil {
+			return 0, err
+		}
+		times = append(times, time.Since(start))
+	}
+	slices.Sort(times)
+	return times[len(times)/2], nil
 }
 
 func cpuModel() string {

@@ -36,7 +36,8 @@ type target struct {
 	durability string                                       // when its writes are safe, in words
 	kill       func(ctx context.Context, addr string) error // nil if the servers are not ours to kill
 
-	sent atomic.Int64 // requests sent by all conns; not for ZooKeeper, see requests
+	sent  atomic.Int64 // requests sent by all conns; not for ZooKeeper, see requests
+	asked atomic.Int64 // ZooKeeper only: questions for the number of requests
 }
 
 // A conn is a Locker with connections that nothing else uses.
@@ -155,7 +156,7 @@ func (t *target) requests(ctx context.Context) (int64, error) {
 		return int64(t.store.Requests()), nil
 	case "zookeeper":
 		// The client library offers no place to count, but each server counts
-		// what it received from clients, pings among it.
+		// what it received from clients, pings and these questions among it.
 		var sum int64
 		for _, a := range t.addrs {
 			status, err := zkStatus(ctx, a)
@@ -168,7 +169,7 @@ func (t *target) requests(ctx context.Context) (int64, error) {
 			}
 			sum += n
 		}
-		return sum, nil
+		return sum - t.asked.Add(int64(len(t.addrs))), nil
 	}
 	return t.sent.Load(), nil
 }

@@ -52,6 +52,29 @@ func (s span) judge(v float64) (verdict Verdict, how string) {
 	return verdict, how
 }
 
+// The directions of figures outside of a claimed range.
+const (
+	faster = "faster"
+	slower = "slower"
+)
+
+// throughput judges v, of which more is faster.
+func (s span) throughput(v float64) (Cell, string) { return s.cell(v, slower, faster) }
+
+// latency judges v, of which less is faster.
+func (s span) latency(v float64) (Cell, string) { return s.cell(v, faster, slower) }
+
+func (s span) cell(v float64, below, above string) (c Cell, how string) {
+	c.Verdict, how = s.judge(v)
+	if c.Verdict == Differs {
+		c.Direction = below
+		if v > s.Hi {
+			c.Direction = above
+		}
+	}
+	return c, how
+}
+
 func near(v, boundary float64) bool {
 	return boundary > 0 && !math.IsInf(boundary, 1) && math.Abs(v-boundary) <= edge*boundary
 }

@@ -1,9 +1,12 @@
 package conformance_test
 
 import (
+	"errors"
+	"sync"
 	"testing"
 
 	"example.com/distlock/conformance"
+	"example.com/distlock/driver"
 	"example.com/distlock/membackend"
 )
 
@@ -18,7 +21,7 @@ func BenchmarkThirdParty(b *testing.B) {
 // TestBenchNotices checks that a benchmark fails on a backend that lets two in.
 func TestBenchNotices(t *testing.T) {
 	for name, plant := range map[string]func(*faults){
-		"two holders":      func(f *faults) { f.acquire = grantAnyway },
+		"two holders":      grantTogether(),
 		"tokens unordered": func(f *faults) { f.grant = sameNumber },
 	} {
 		var failed bool
@@ -31,4 +34,19 @@ func TestBenchNotices(t *testing.T) {
 			t.Errorf("%s: the benchmark passed", name)
 		}
 	}
+}
+
+// grantTogether grants what is held, and sees to it that somebody asks for that:
+// the first grant is withheld until another client has asked too.
+func grantTogether() func(*faults) {
+	asked := make(chan struct{})
+	ask := sync.OnceFunc(func() { close(asked) })
+	acquire := func(req driver.Request, g driver.Grant, err error) (driver.Grant, error) {
+		if errors.Is(err, driver.ErrHeld) {
+			ask()
+		}
+		<-asked
+		return grantAnyway(req, g, err)
+	}
+	return func(f *faults) { f.acquire = acquire }
 }

@@ -19,7 +19,7 @@ func distlock(ctx context.Context, args ...string) (code int, stdout, stderr str
 
 func TestBench(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "results")
-	code, out, errs := distlock(t.Context(), "bench", "-backends", "memory", "-duration", "50ms", "-out", dir)
+	code, out, errs := distlock(t.Context(), "bench", "-backends", "memory", "-duration", "300ms", "-out", dir)
 	if code != exitOK || !strings.Contains(out, "acquire latency") || !strings.Contains(errs, "[ 2/8] memory: one caller") {
 		t.Errorf("exit %d\n%s\n%s", code, out, errs)
 	}
@@ -34,7 +34,7 @@ func TestBench(t *testing.T) {
 }
 
 func TestBenchJSON(t *testing.T) {
-	code, out, errs := distlock(t.Context(), "bench", "-backends", "memory", "-workloads", "alone", "-duration", "20ms", "-json", "-quiet", "-out", "")
+	code, out, errs := distlock(t.Context(), "bench", "-backends", "memory", "-workloads", "alone", "-duration", "300ms", "-json", "-quiet", "-out", "")
 	if code != exitOK || !json.Valid([]byte(out)) || errs != "" {
 		t.Errorf("exit %d\n%s\n%s", code, out, errs)
 	}
