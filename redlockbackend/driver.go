@@ -93,10 +93,16 @@ func (d *redlockDriver) usable() error {
 	return d.twice
 }
 
-// timeout is how long an attempt or a renewal waits for a node. Releases need no
-// part of the TTL to be left.
+// timeout is how long an attempt or a renewal waits for a node.
 func (d *redlockDriver) timeout(ttl time.Duration) time.Duration {
 	return min(d.opt.NodeTimeout, ttl/4)
+}
+
+// patience is how long to wait where no TTL runs out meanwhile: a first
+// connection may need name resolution and TLS, and what removes a lock may take
+// its time.
+func (d *redlockDriver) patience() time.Duration {
+	return max(d.opt.NodeTimeout, time.Second)
 }
 
 func (d *redlockDriver) Capabilities(ctx context.Context) (driver.Capabilities, error) {
@@ -123,8 +129,7 @@ func (d *redlockDriver) probe(ctx context.Context) error {
 	if d.fit() >= d.quorum {
 		return d.usable()
 	}
-	// The first connection may take longer than a request: name resolution, TLS.
-	answers := ask(d, d.nodes, max(d.opt.NodeTimeout, time.Second), func(ctx context.Context, n *node) (struct{}, error) {
+	answers := ask(d, d.nodes, d.patience(), func(ctx context.Context, n *node) (struct{}, error) {
 		return struct{}{}, d.ready(ctx, n)
 	})
 	patience := time.NewTimer(d.opt.NodeTimeout)
@@ -608,20 +613,55 @@ func (l *lease) end() (sure, maybe []*node) {
 }
 
 // undo removes what a failed try has left. It waits for the nodes that are not
-// known to be silent.
+// known to be silent, NodeTimeout at most.
 func (l *lease) undo(ctx context.Context) {
 	sure, maybe := l.end()
-	open := append(sure, maybe...)
-	answers := ask(l.d, open, l.d.opt.NodeTimeout, l.releaseOn)
-	open = slices.Clone(open)
-	for !allSilent(open) {
+	l.d.clear(ctx, append(sure, maybe...), l.d.opt.NodeTimeout, l.releaseOn, func() bool { return true })
+}
+
+// clear sends to each of nodes a request on that removes something, and listens
+// until enough says that what counts is removed, or ctx ends. However long that
+// takes, it takes nothing from anybody's TTL. Then it listens on to nodes that are
+// not known to be silent, for rest or as long as it took so far if that is more, and
+// NodeTimeout at most: enough is the majority that the next attempt needs, the
+// others make that attempt stand the loss of a node. What has not answered goes on
+// in the background. It returns the nodes that failed and that are open.
+func (d *redlockDriver) clear(ctx context.Context, nodes []*node, rest time.Duration, on func(context.Context, *node) (bool, error), enough func() bool) (failed []NodeError, open []*node) {
+	start := time.Now()
+	answers := ask(d, nodes, d.untilEnd(ctx), on)
+	var grace <-chan time.Time
+	for open = slices.Clone(nodes); len(open) > 0; {
+		if enough() {
+			if allSilent(open) {
+				break
+			}
+			if grace == nil {
+				grace = time.After(min(max(rest, time.Since(start)), d.opt.NodeTimeout))
+			}
+		}
 		select {
 		case a := <-answers:
 			open = without(open, a.node)
+			if a.err != nil {
+				failed = append(failed, nodeError(a.node, a.err))
+			}
+		case <-grace:
+			return failed, open
 		case <-ctx.Done():
-			return
+			return failed, open
 		}
 	}
+	return failed, open
+}
+
+// untilEnd is the time that ctx leaves, but long enough that a request is worth
+// sending: it goes on in the background.
+func (d *redlockDriver) untilEnd(ctx context.Context) time.Duration {
+	left := d.patience()
+	if end, ok := ctx.Deadline(); ok {
+		left = max(left, time.Until(end))
+	}
+	return left
 }
 
 // releaseOn removes the lock from one node, in the background if it has to be.
@@ -659,6 +699,10 @@ func (d *redlockDriver) release(ctx context.Context, n *node, req driver.Request
 	}
 	sends := &redisnode.Sends{Before: doubt}
 	c := call(sends)
+	if err := n.swallows(); err != nil {
+		d.cleanLater(n, c.Keys[1], call(&redisnode.Sends{Before: true}), req.TTL)
+		return false, false, err
+	}
 	reply, err := c.Script.Run(ctx, n.c, c.Keys, c.Args...)
 	if redisnode.WrongType(err) { // somebody else's data: ours is gone
 		return false, false, nil
@@ -674,39 +718,25 @@ func (d *redlockDriver) release(ctx context.Context, n *node, req driver.Request
 }
 
 // Release removes the lock everywhere. A majority that had it makes the answer
-// nil, so many that did not that no majority had it make it ErrNotHeld. When that
-// is certain it waits only for nodes that are not known to be silent: the next
-// attempt is to find them free.
+// nil, so many that did not that no majority had it make it ErrNotHeld: then a
+// majority is free for the next attempt.
 func (l *lease) Release(ctx context.Context) error {
 	d := l.d
 	sure, maybe := l.end()
-	open := append(sure, maybe...)
-	answers := ask(d, open, d.opt.NodeTimeout, l.releaseOn)
-	open = slices.Clone(open)
-	var failed []NodeError
-	for {
+	tooFew := len(d.nodes) - d.quorum
+	failed, open := d.clear(ctx, append(sure, maybe...), 0, l.releaseOn, func() bool {
 		had, not := l.counts()
-		certain := had >= d.quorum || not > len(d.nodes)-d.quorum
-		over := len(open) == 0 || certain && (allSilent(open) || ctx.Err() != nil)
-		switch {
-		case over && had >= d.quorum:
-			return nil
-		case over && certain:
-			return driver.ErrNotHeld
-		case over:
-			return d.noQuorum("release", had, not, failed)
-		}
-		select {
-		case a := <-answers:
-			open = without(open, a.node)
-			if a.err != nil {
-				failed = append(failed, nodeError(a.node, a.err))
-			}
-		case <-ctx.Done():
-			if !certain {
-				return d.interrupted(ctx, "release", had, not, failed, open)
-			}
-		}
+		return had >= d.quorum || not > tooFew
+	})
+	switch had, not := l.counts(); {
+	case had >= d.quorum:
+		return nil
+	case not > tooFew:
+		return driver.ErrNotHeld
+	case len(open) > 0:
+		return d.interrupted(ctx, "release", had, not, failed, open)
+	default:
+		return d.noQuorum("release", had, not, failed)
 	}
 }
 
@@ -729,30 +759,23 @@ func (l *lease) counts() (had, not int) {
 // the background.
 func (d *redlockDriver) Abandon(ctx context.Context, req driver.Request) error {
 	try := d.tries.Add(1) // later than all of this owner
-	answers := ask(d, d.nodes, d.opt.NodeTimeout, func(ctx context.Context, n *node) (bool, error) {
+	var done atomic.Int32
+	enough := func() bool { return int(done.Load()) >= d.quorum }
+	failed, open := d.clear(ctx, d.nodes, 0, func(ctx context.Context, n *node) (bool, error) {
 		was, _, err := d.release(ctx, n, req, try, true)
-		return was, err
-	})
-	done := 0
-	var failed []NodeError
-	open := slices.Clone(d.nodes)
-	for len(open) > 0 {
-		select {
-		case a := <-answers:
-			open = without(open, a.node)
-			if a.err == nil {
-				done++
-			} else {
-				failed = append(failed, nodeError(a.node, a.err))
-			}
-		case <-ctx.Done():
-			return d.interrupted(ctx, "abandon", done, 0, failed, open)
+		if err == nil {
+			done.Add(1)
 		}
+		return was, err
+	}, enough)
+	switch {
+	case enough():
+		return nil
+	case len(open) > 0:
+		return d.interrupted(ctx, "abandon", int(done.Load()), 0, failed, open)
+	default:
+		return d.noQuorum("abandon", int(done.Load()), 0, failed)
 	}
-	if done < d.quorum {
-		return d.noQuorum("abandon", done, 0, failed)
-	}
-	return nil
 }
 
 // Close ends the subscriptions and waits for requests that nobody waits for any

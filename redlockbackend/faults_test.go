@@ -8,13 +8,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"example.com/distlock/driver"
 	"example.com/distlock/internal/faultproxy"
 	"example.com/distlock/internal/testbed"
 )
 
 // proxied opens a driver that reaches each of n shared servers through a proxy.
-func proxied(t testing.TB, n int, o *Options) (*rig, []*faultproxy.Proxy) {
+func proxied(t testing.TB, n int, o *Options, tweak ...func(*redis.Options)) (*rig, []*faultproxy.Proxy) {
 	t.Helper()
 	s := testbed.RedisNodes(t, n)
 	var ps []*faultproxy.Proxy
@@ -24,7 +26,7 @@ func proxied(t testing.TB, n int, o *Options) (*rig, []*faultproxy.Proxy) {
 		ps = append(ps, p)
 		through = append(through, p.Addr())
 	}
-	r := open(t, s, through, o, hasty, noRetries)
+	r := open(t, s, through, o, append([]func(*redis.Options){hasty, noRetries}, tweak...)...)
 	t.Cleanup(func() { // so that Close waits for nothing
 		for _, p := range ps {
 			p.Heal()
@@ -273,8 +275,11 @@ func TestLateRequests(t *testing.T) {
 func TestReleaseRepeated(t *testing.T) {
 	r, ps := proxied(t, 3, &Options{NodeTimeout: 100 * time.Millisecond})
 	name := testbed.Name(t)
+	// A node that does not know the script, or a new connection, needs answers.
+	r.release(r.must(request(name)).Lease)
+	eventually(t, "all nodes have removed it", func() bool { return r.count(name, "") == 0 })
 	g := r.must(request(name))
-	eventually(t, "all nodes have it", func() bool { return r.count(name, "") == 3 })
+	eventually(t, "all nodes have answered", func() bool { return confirmed(g.Lease) == 3 })
 	ps[0].CutReplies()
 	ps[1].CutReplies()
 	q := wantQuorum(t, g.Lease.Release(t.Context()), false)
@@ -285,6 +290,72 @@ func TestReleaseRepeated(t *testing.T) {
 	ps[0].Heal()
 	ps[1].Heal()
 	eventually(t, "the release is confirmed", func() bool { return g.Lease.Release(t.Context()) == nil })
+}
+
+// What removes a lock takes nothing from a TTL: it waits for nodes that need longer
+// than NodeTimeout, but only as long as they are needed.
+func TestReleaseIsPatient(t *testing.T) {
+	const nodeTimeout = 100 * time.Millisecond
+	patient := func(o *redis.Options) { o.ReadTimeout = 5 * time.Second }
+	r, ps := proxied(t, 5, &Options{NodeTimeout: nodeTimeout}, patient)
+	r.warm()
+	take := func(name string) (driver.Request, driver.Lease) {
+		t.Helper()
+		req := request(name)
+		var g driver.Grant
+		eventually(t, "it is taken", func() (ok bool) {
+			var err error
+			g, err = r.Acquire(t.Context(), req)
+			return err == nil && r.count(name, req.Owner) == 5
+		})
+		return req, g.Lease
+	}
+	bounded, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	first, lease := take(testbed.Name(t))
+	second, _ := take(testbed.Name(t) + "-2")
+	for _, p := range ps[:3] {
+		p.Delay(nodeTimeout) // and as long again for the answer
+	}
+	if err := lease.Release(bounded); err != nil {
+		t.Errorf("Release from a slow majority: %v", err)
+	}
+	if err := r.Abandon(bounded, second); err != nil {
+		t.Errorf("Abandon on a slow majority: %v", err)
+	}
+	for _, req := range []driver.Request{first, second} {
+		if n := r.count(req.Name, ""); n > 2 {
+			t.Errorf("%d nodes have a released lock", n)
+		}
+	}
+	for _, p := range ps {
+		p.Heal()
+	}
+
+	// A minority that does not answer holds nobody up, and is cleaned all the same.
+	req, lease := take(testbed.Name(t) + "-3")
+	for _, p := range ps[:2] {
+		p.CutRequests()
+	}
+	bounded, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	start := time.Now()
+	if err := lease.Release(bounded); err != nil {
+		t.Errorf("Release with a silent minority: %v", err)
+	}
+	if took := time.Since(start); took > 3*time.Second {
+		t.Errorf("Release with a silent minority took %v", took)
+	}
+	if n := r.count(req.Name, ""); n != 2 {
+		t.Errorf("%d nodes have it, want the 2 whose requests are held up", n)
+	}
+	rival := r.peer()
+	g := rival.must(request(req.Name))
+	for _, p := range ps[:2] {
+		p.Heal()
+	}
+	eventually(t, "the late nodes are clean", func() bool { return r.count(req.Name, req.Owner) == 0 })
+	rival.release(g.Lease)
 }
 
 // A node that cannot be reached at the release is cleaned when it is back, not

@@ -239,6 +239,19 @@ func (r *rig) occupy(i int, name string) {
 	}
 }
 
+// confirmed returns on how many nodes l is known to be.
+func confirmed(l driver.Lease) (n int) {
+	held := l.(*lease)
+	held.mu.Lock()
+	defer held.mu.Unlock()
+	for _, s := range held.state {
+		if s.has == hasIt {
+			n++
+		}
+	}
+	return n
+}
+
 func (r *rig) del(i int, name string) {
 	r.t.Helper()
 	if err := r.raw[i].Del(r.t.Context(), r.layout.Lock(name)).Err(); err != nil {

@@ -15,9 +15,9 @@ import (
 	"example.com/distlock/internal/redisnode"
 )
 
-// maxLate bounds the requests to one node that nobody waits for any more but
-// that the client library has not given up: a node that swallows requests gets
-// no more of them until some have ended.
+// maxLate bounds the requests to one node that have had no answer for longer than
+// NodeTimeout but have not ended: a node that swallows requests gets no more of
+// them until some have.
 const maxLate = 32
 
 // node is one of the independent servers.
@@ -25,7 +25,7 @@ type node struct {
 	index int
 	name  string // "node 2 (127.0.0.1:6379)"
 	c     redis.UniversalClient
-	late  atomic.Int32 // requests that nobody waits for any more
+	late  atomic.Int32 // requests that are late, see maxLate
 	// silent: the last request had no answer in time. Where the others are a
 	// majority, nobody waits the whole timeout for such a node again.
 	silent atomic.Bool
@@ -69,27 +69,39 @@ func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(
 		return out
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, timeout)
-	told := make([]atomic.Bool, len(nodes)) // the answer was sent
+	requests := make([]pending, len(nodes))
 	var running atomic.Int32
 	running.Store(int32(len(nodes)))
-	timer := time.AfterFunc(timeout, func() {
+	slow := func() {
 		for i, n := range nodes {
-			if told[i].CompareAndSwap(false, true) {
-				n.late.Add(1)
-				n.silent.Store(true)
+			requests[i].isLate(n)
+		}
+	}
+	timers := []*time.Timer{time.AfterFunc(timeout, func() {
+		slow()
+		for i, n := range nodes {
+			if requests[i].told.CompareAndSwap(false, true) {
 				out <- answer[T]{node: n, err: &errNoAnswer{timeout}}
 			}
 		}
-	})
-	ended := func() {
+	})}
+	if timeout > d.opt.NodeTimeout {
+		timers = append(timers, time.AfterFunc(d.opt.NodeTimeout, slow))
+	}
+	ended := func(i int, a answer[T]) {
+		requests[i].hasEnded(a.node)
+		if requests[i].told.CompareAndSwap(false, true) {
+			out <- a
+		}
 		if running.Add(-1) == 0 {
-			timer.Stop()
+			for _, t := range timers {
+				t.Stop()
+			}
 			cancel()
 		}
 	}
 	for i, n := range nodes {
-		run := func() {
-			defer ended()
+		if !d.goes(func() {
 			value, err := fn(ctx, n)
 			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
 				err = &errNoAnswer{timeout}
@@ -98,28 +110,45 @@ func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(
 			if err == nil || isReply(err) {
 				n.silent.Store(false)
 			}
-			if told[i].CompareAndSwap(false, true) {
-				out <- answer[T]{n, value, err}
-			} else {
-				n.late.Add(-1)
-			}
-		}
-		var refusal error
-		if n.late.Load() >= maxLate {
-			refusal = fmt.Errorf("%d requests are without an answer", maxLate)
-		} else if !d.goes(run) {
-			refusal = errClosed
-		}
-		if refusal != nil {
-			if told[i].CompareAndSwap(false, true) {
-				out <- answer[T]{node: n, err: refusal}
-			} else {
-				n.late.Add(-1)
-			}
-			ended()
+			ended(i, answer[T]{n, value, err})
+		}) {
+			ended(i, answer[T]{node: n, err: errClosed})
 		}
 	}
 	return out
+}
+
+// pending is the state of one request that ask has sent.
+type pending struct {
+	told  atomic.Bool // the answer was sent
+	state atomic.Int32
+}
+
+const (
+	underWay int32 = iota
+	late           // for longer than a node is waited for; counted in node.late
+	over
+)
+
+func (r *pending) isLate(n *node) {
+	if r.state.CompareAndSwap(underWay, late) {
+		n.late.Add(1)
+		n.silent.Store(true)
+	}
+}
+
+func (r *pending) hasEnded(n *node) {
+	if r.state.Swap(over) == late {
+		n.late.Add(-1)
+	}
+}
+
+// swallows returns an error if n gets no more requests for now.
+func (n *node) swallows() error {
+	if n.late.Load() >= maxLate {
+		return fmt.Errorf("%d requests are without an answer", maxLate)
+	}
+	return nil
 }
 
 // isReply reports whether err is a server's answer.
@@ -155,6 +184,9 @@ func (d *redlockDriver) fit() (n int) {
 // ready probes the server at its first use, and finds a server that stands behind
 // two clients: it would vote twice.
 func (d *redlockDriver) ready(ctx context.Context, n *node) error {
+	if err := n.swallows(); err != nil {
+		return err
+	}
 	n.mu.Lock()
 	known := n.runID != ""
 	n.mu.Unlock()
@@ -251,7 +283,10 @@ func (d *redlockDriver) cleanLoop(n *node) {
 		if len(keys) == 0 {
 			return
 		}
-		a := <-ask(d, []*node{n}, d.opt.NodeTimeout, func(ctx context.Context, n *node) ([]redisnode.Reply, error) {
+		a := <-ask(d, []*node{n}, d.patience(), func(ctx context.Context, n *node) ([]redisnode.Reply, error) {
+			if err := n.swallows(); err != nil {
+				return nil, err
+			}
 			return runAll(ctx, n, calls)
 		})
 		if a.err != nil {
