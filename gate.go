@@ -24,25 +24,26 @@ const (
 	gateTaken           // someone of this process holds the lock, or waits at the server for it
 )
 
-// enter waits until the gate of name is the caller's; then it is busy. With try
-// it does not wait for a holder: ErrHeld. waiting is called once if it blocks,
-// with the mutex held.
-func (c *Client) enter(ctx context.Context, name string, try bool, waiting func()) (*gate, error) {
+// enter waits until the gate of n's name is n's; then it is busy. A TryLock does
+// not wait for a holder: ErrHeld.
+func (n *contender) enter(ctx context.Context) (*gate, error) {
+	c := n.c
 	c.mu.Lock()
 	defer c.unlock()
-	g := c.gates[name]
+	g := c.gates[n.name]
 	if g == nil {
-		g = &gate{c: c, name: name, changed: make(chan struct{})}
-		c.gates[name] = g
+		g = &gate{c: c, name: n.name, changed: make(chan struct{})}
+		c.gates[n.name] = g
 	}
-	if try {
-		return g.tryEnter(ctx)
+	if n.try {
+		return g.tryEnter(ctx, n)
 	}
 	if g.state == gateFree {
 		g.set(gateBusy)
 		return g, nil
 	}
-	waiting()
+	n.waits()
+	n.last = ErrHeld
 	mine := make(chan struct{})
 	place := g.waiters.PushBack(mine)
 	c.unlock()
@@ -60,10 +61,10 @@ func (c *Client) enter(ctx context.Context, name string, try bool, waiting func(
 	default:
 		g.waiters.Remove(place)
 	}
-	return nil, &waitError{contextError(ctx), ErrHeld}
+	return nil, n.gaveUp(ctx)
 }
 
-func (g *gate) tryEnter(ctx context.Context) (*gate, error) {
+func (g *gate) tryEnter(ctx context.Context, n *contender) (*gate, error) {
 	c := g.c
 	for {
 		switch {
@@ -84,7 +85,8 @@ func (g *gate) tryEnter(ctx context.Context) (*gate, error) {
 		g.trying--
 		if ctx.Err() != nil {
 			g.tidy()
-			return nil, &waitError{contextError(ctx), ErrHeld}
+			n.last = ErrHeld
+			return nil, n.gaveUp(ctx)
 		}
 	}
 }

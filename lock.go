@@ -233,6 +233,7 @@ func (l *Lock) awaitRelease(ctx context.Context, u *undo) error {
 		return err
 	}
 	var err error
+	answered := true
 	if ctx.Done() == nil || ctx.Err() != nil {
 		err = try()
 	} else {
@@ -243,12 +244,12 @@ func (l *Lock) awaitRelease(ctx context.Context, u *undo) error {
 		select {
 		case err = <-result:
 		case <-ctx.Done():
-			err = contextError(ctx)
+			err, answered = contextError(ctx), false
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	l.waiting, l.reported = false, err == nil || errors.Is(err, ErrNotHeld)
+	l.waiting, l.reported = false, answered && (err == nil || errors.Is(err, ErrNotHeld))
 	return err
 }
 

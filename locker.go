@@ -269,7 +269,7 @@ func guarded[T any](ctx context.Context, c *Client, f func(context.Context) (T, 
 	case <-grace.C:
 		close(left)
 		var none T
-		return none, &givenUp{contextError(ctx)}
+		return none, &givenUp{ctx.Err()}
 	}
 }
 

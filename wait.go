@@ -86,36 +86,53 @@ func (n *contender) run(opts []LockOption) (*Lock, error) {
 	if lk, err := c.reenter(n.ctx, n.name, n.cfg.reentrant); lk != nil || err != nil {
 		return lk, err
 	}
-	wait, stop := context.WithCancelCause(n.ctx)
-	defer stop(nil)
-	defer context.AfterFunc(c.running, func() { stop(ErrClosed) })()
-	if n.try {
-		var cancel context.CancelFunc
-		wait, cancel = context.WithTimeout(wait, n.limit)
-		defer cancel()
+	wait, stop := n.waitContext()
+	defer stop()
+	lk, err := n.waitFor(wait)
+	if err != nil && c.running.Err() != nil {
+		err = ErrClosed // whatever Close has made of the wait
 	}
-	if err := n.checkServer(wait); err != nil {
-		return nil, err
-	}
-	if n.gate, err = c.enter(wait, n.name, n.try, n.waits); err != nil {
-		return nil, closedOr(err)
-	}
-	lk, err := n.contend(wait)
-	if err != nil {
-		c.mu.Lock()
-		n.gate.pass()
-		c.mu.Unlock()
-		return nil, closedOr(err)
-	}
-	return lk, nil
+	return lk, err
 }
 
-// closedOr keeps the end of a wait by Close apart from that by a holder.
-func closedOr(err error) error {
-	if errors.Is(err, ErrClosed) {
-		return ErrClosed
+// waitContext returns the context of the wait: it ends with the caller's, with
+// Close, and for TryLock after its own time. The caller's cause is not in it: a
+// driver that returns it would seem to speak for the server, if the cause is some
+// other lock's ErrHeld or ErrLost.
+func (n *contender) waitContext() (context.Context, func()) {
+	wait, cancel := context.WithCancel(context.WithoutCancel(n.ctx))
+	stops := []func(){cancel}
+	if n.try {
+		wait, cancel = context.WithTimeout(wait, n.limit)
+		stops = append(stops, cancel)
 	}
-	return err
+	for _, ctx := range []context.Context{n.ctx, n.c.running} {
+		stop := context.AfterFunc(ctx, stops[0])
+		stops = append(stops, func() { stop() })
+	}
+	return wait, func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// waitFor is the way from the local queue to the holding.
+func (n *contender) waitFor(ctx context.Context) (*Lock, error) {
+	if err := n.checkServer(ctx); err != nil {
+		return nil, err
+	}
+	var err error
+	if n.gate, err = n.enter(ctx); err != nil {
+		return nil, err
+	}
+	lk, err := n.contend(ctx)
+	if err != nil {
+		n.c.mu.Lock()
+		n.gate.pass()
+		n.c.mu.Unlock()
+	}
+	return lk, err
 }
 
 // fitTTL checks the TTL against what is known of the backend.
@@ -252,7 +269,7 @@ func (n *contender) fresh(ctx context.Context, a *attempt, g *grant) error {
 		}
 		asked, next, retry := g.renewNow(), kp.interval, retryPause(kp.ttl)
 		c.unlock()
-		err := contextError(ctx)
+		err := ctx.Err()
 		select {
 		case err = <-asked:
 		case <-ctx.Done():
@@ -398,22 +415,22 @@ func (n *contender) stand(ctx context.Context, a *attempt, t driver.Ticket) (dri
 	c := n.c
 	kd := t.Keeper()
 	every, maxBatch := kd.Every(), kd.MaxBatch()
-	waits, gone := context.WithCancelCause(ctx)
-	defer gone(nil)
+	waits, gone := context.WithCancel(ctx)
+	defer gone()
 
 	c.mu.Lock()
 	kp := c.keeperFor(kd, every, maxBatch, n.ttl)
 	k := &kept{k: t, ttl: n.ttl}
 	k.answered = func(err error) {
 		if errors.Is(err, ErrNotHeld) {
-			gone(errPlaceGone)
+			gone()
 		}
 	}
-	k.ended = func(Reason, error) { gone(errPlaceGone) }
+	k.ended = func(Reason, error) { gone() }
 	kp.keep(k)
 	k.renewAfter(time.Now())
 	if kp.retired {
-		gone(errPlaceGone)
+		gone()
 	}
 	n.gate.set(gateTaken)
 	n.last = ErrHeld
@@ -430,25 +447,16 @@ func (n *contender) stand(ctx context.Context, a *attempt, t driver.Ticket) (dri
 	c.mu.Lock()
 	defer c.unlock()
 	kp.drop(k)
-	if err == nil || errors.Is(err, ErrNotHeld) && !errors.Is(context.Cause(waits), errPlaceGone) {
-		a.unclear = false
+	a.unclear = false
+	if err == nil || errors.Is(err, ErrNotHeld) {
 		return dg, err
 	}
-	a.unclear = false
 	c.newUndo(kp, n.ttl, t.Leave).start()
-	if ctx.Err() == nil && errors.Is(context.Cause(waits), errPlaceGone) {
-		return dg, errPlaceGone
+	if ctx.Err() == nil && waits.Err() != nil {
+		return dg, ErrNotHeld // a place that is lost is nobody's loss
 	}
 	return dg, err
 }
-
-// errPlaceGone says that a place in the queue is lost; it is nobody's loss.
-var errPlaceGone = &placeGone{}
-
-type placeGone struct{}
-
-func (*placeGone) Error() string { return "distlock: the place in the queue is gone" }
-func (*placeGone) Unwrap() error { return ErrNotHeld }
 
 // waitTurn waits at t through errors of transport.
 func (n *contender) waitTurn(ctx context.Context, t driver.Ticket) (driver.Grant, error) {
@@ -548,15 +556,20 @@ func (n *contender) failing(ctx context.Context, err error) {
 	}
 }
 
-// gaveUp is the error of a wait that ctx ended.
+// gaveUp is the error of a wait that ended: by the caller's context or, for
+// TryLock, by its own time.
 func (n *contender) gaveUp(ctx context.Context) error {
+	if n.ctx.Err() != nil {
+		ctx = n.ctx
+	}
 	return &waitError{contextError(ctx), n.last}
 }
 
 // failed is the error of a single attempt.
 func (n *contender) failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil && !isPermanent(err) {
-		return &waitError{contextError(ctx), err}
+		n.last = err
+		return n.gaveUp(ctx)
 	}
 	return err
 }
