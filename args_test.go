@@ -111,6 +111,18 @@ func TestTTLsAreRoundedUpToTheQuantum(t *testing.T) {
 	})
 }
 
+func TestLongestTTLIsRefusedRatherThanWrappedAround(t *testing.T) {
+	where(t, ownTTL, func(e *env) {
+		e.o.TTLQuantum = time.Second
+		l := e.locker("a")
+		_, err := l.TryLock(bg, "n", distlock.WithTTL(math.MaxInt64))
+		e.is(err, distlock.ErrInvalid)
+		if strings.Contains(err.Error(), "-") {
+			e.Errorf("wrapped around: %v", err)
+		}
+	})
+}
+
 func TestDefaultTTLIs30Seconds(t *testing.T) {
 	each(t, func(e *env) {
 		o := e.o

@@ -2,6 +2,7 @@ package distlock_test
 
 import (
 	"context"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -107,6 +108,18 @@ func TestCloseIsBoundedByTheReleaseTimeout(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestCloseWithTheLongestReleaseTimeoutWaits(t *testing.T) {
+	each(t, func(e *env) {
+		l := e.locker("a", distlock.WithReleaseTimeout(math.MaxInt64))
+		e.lock(l, "n")
+		e.inject(membackend.Fault{Op: membackend.Release, Times: 1, Kind: membackend.SlowRequest, Delay: ttl / 2})
+		e.is(l.Close(), nil)
+		if left := e.s.Leftovers(); len(left) > 0 {
+			e.Errorf("left at the Store: %q", left)
+		}
+	})
 }
 
 func TestCloseOfAnUnreachableLockerStopsKeepingIt(t *testing.T) {

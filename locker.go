@@ -150,7 +150,7 @@ func (c *Client) Close() error {
 	c.unlock()
 
 	// A part of the time is kept for the driver.
-	wait := time.NewTimer(c.cfg.releaseTimeout * 4 / 5)
+	wait := time.NewTimer(c.cfg.releaseTimeout - c.cfg.releaseTimeout/5)
 	defer wait.Stop()
 	select {
 	case <-idle:

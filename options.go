@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"os"
 	"time"
@@ -263,6 +264,9 @@ func (c *config) leaseFor(lc lockConfig, caps driver.Capabilities) (time.Duratio
 		return 0, invalid(field, "must be at most %v on %s, got %v", caps.MaxTTL, caps.Backend, ttl)
 	}
 	if q := caps.TTLQuantum; q > 1 && ttl%q != 0 {
+		if ttl > math.MaxInt64-q {
+			return 0, invalid(field, "must be at most %v, got %v", math.MaxInt64-q, ttl)
+		}
 		ttl += q - ttl%q
 	}
 	if span := ttl - c.marginFor(ttl); span <= 0 {

@@ -8,7 +8,6 @@ import (
 	"example.com/distlock/conformance"
 	"example.com/distlock/driver"
 	"example.com/distlock/membackend"
-	"example.com/distlock/redlockbackend"
 )
 
 // BenchmarkLock locks and unlocks on every backend, on servers that it starts
@@ -27,9 +26,6 @@ func BenchmarkLock(b *testing.B) {
 			if backend != "memory" {
 				s = serve(b, backend)
 			}
-			// A benchmark ends at the first error, and a node of a busy machine that
-			// answers after the default of 50 ms is one.
-			s.redlock = &redlockbackend.Options{NodeTimeout: time.Second}
 			for _, l := range loads {
 				b.Run(l.String(), func(b *testing.B) { l.Bench(b, harness{s}) })
 			}

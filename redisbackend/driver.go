@@ -79,12 +79,21 @@ var capabilities = driver.Capabilities{
 	NumberKind: "hybrid clock (10 µs)",
 }
 
+// call runs fn, a call of the client, no longer than ctx allows; the client's own
+// error, which would name the server, is not to be had then.
+func (d *redisDriver) call(ctx context.Context, fn func(context.Context)) error {
+	if err := d.calls.Go(ctx, fn); err != nil {
+		return fmt.Errorf("redis: no answer from %s: %w", redisnode.Address(d.c), err)
+	}
+	return nil
+}
+
 // Capabilities asks whether the server can do what is needed. It returns the same
 // with and without an error.
 func (d *redisDriver) Capabilities(ctx context.Context) (driver.Capabilities, error) {
 	var report redisnode.Report
 	var err error
-	if gone := d.calls.Go(ctx, func(ctx context.Context) {
+	if gone := d.call(ctx, func(ctx context.Context) {
 		report, err = redisnode.Probe(ctx, d.c, d.layout, wire)
 	}); gone != nil {
 		return capabilities, gone
@@ -145,7 +154,7 @@ func (d *redisDriver) run(ctx context.Context, call redisnode.Call) (any, error)
 	}
 	var value any
 	var err error
-	if gone := d.calls.Go(ctx, func(ctx context.Context) {
+	if gone := d.call(ctx, func(ctx context.Context) {
 		value, err = call.Script.Run(ctx, d.c, call.Keys, call.Args...)
 	}); gone != nil {
 		return nil, gone
@@ -164,7 +173,7 @@ func (d *redisDriver) runAll(ctx context.Context, calls []redisnode.Call) ([]red
 		wait = func(p redis.Pipeliner) { acks = append(acks, p.Do(ctx, "WAIT", ack.N, ack.Timeout.Milliseconds())) }
 	}
 	var replies []redisnode.Reply
-	if gone := d.calls.Go(ctx, func(ctx context.Context) {
+	if gone := d.call(ctx, func(ctx context.Context) {
 		replies = redisnode.RunAll(ctx, d.c, calls, wait)
 	}); gone != nil {
 		return nil, gone
@@ -214,7 +223,7 @@ func (d *redisDriver) Abandon(ctx context.Context, req driver.Request) error {
 func (d *redisDriver) release(ctx context.Context, name, owner string, ttl time.Duration, sends *redisnode.Sends) (bool, error) {
 	var reply any
 	var err error
-	if gone := d.calls.Go(ctx, func(ctx context.Context) {
+	if gone := d.call(ctx, func(ctx context.Context) {
 		reply, err = redisnode.Release.Run(ctx, d.c, d.releaseKeys(name, owner),
 			owner, sends, ttl.Milliseconds(), d.publish, d.layout.Hints(name), name)
 	}); gone != nil {

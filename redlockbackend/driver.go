@@ -106,20 +106,22 @@ func (d *redlockDriver) patience() time.Duration {
 }
 
 func (d *redlockDriver) Capabilities(ctx context.Context) (driver.Capabilities, error) {
-	if err := d.probe(ctx); err != nil {
-		return driver.Capabilities{}, err
+	if ctx.Err() != nil {
+		return capabilities, context.Cause(ctx)
 	}
-	return driver.Capabilities{
-		Backend:    "redlock",
-		Fencing:    true,
-		Replicated: true,
-		LockTTL:    true,
-		Push:       true,
-		MinTTL:     minTTL,
-		MaxTTL:     maxTTL,
-		TTLQuantum: time.Millisecond,
-		NumberKind: "hybrid clock of a majority (10 µs)",
-	}, nil
+	return capabilities, d.probe(ctx)
+}
+
+var capabilities = driver.Capabilities{
+	Backend:    "redlock",
+	Fencing:    true,
+	Replicated: true,
+	LockTTL:    true,
+	Push:       true,
+	MinTTL:     minTTL,
+	MaxTTL:     maxTTL,
+	TTLQuantum: time.Millisecond,
+	NumberKind: "hybrid clock of a majority (10 µs)",
 }
 
 // probe asks all nodes, and returns when a majority is fit and the others have
@@ -182,7 +184,7 @@ func unanswered(open []*node) (failed []NodeError) {
 }
 
 func allSilent(nodes []*node) bool {
-	return !slices.ContainsFunc(nodes, func(n *node) bool { return !n.silent.Load() })
+	return !slices.ContainsFunc(nodes, func(n *node) bool { return !n.isSilent() })
 }
 
 func without(nodes []*node, n *node) []*node {
@@ -507,7 +509,7 @@ listen:
 	case t.held > spare:
 		return &driver.HeldError{Remaining: t.remaining(d.quorum, time.Since(start)), Waiters: -1}
 	}
-	silent := slices.DeleteFunc(t.open, func(n *node) bool { return !n.silent.Load() })
+	silent := slices.DeleteFunc(t.open, func(n *node) bool { return !n.isSilent() })
 	return d.noQuorum("acquire", len(t.granted), t.held, append(t.failed, unanswered(silent)...))
 }
 
@@ -699,7 +701,7 @@ func (d *redlockDriver) release(ctx context.Context, n *node, req driver.Request
 	}
 	sends := &redisnode.Sends{Before: doubt}
 	c := call(sends)
-	if err := n.swallows(); err != nil {
+	if err := d.swallows(n); err != nil {
 		d.cleanLater(n, c.Keys[1], call(&redisnode.Sends{Before: true}), req.TTL)
 		return false, false, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -509,6 +510,37 @@ func TestForeignData(t *testing.T) {
 		if n := r.raw[i].Exists(t.Context(), r.layout.Lock(name)).Val(); n != 1 {
 			t.Errorf("the data on node %d is gone", i)
 		}
+	}
+}
+
+func TestCapabilitiesWithoutServer(t *testing.T) {
+	var asked atomic.Bool
+	clients := make([]redis.UniversalClient, 3)
+	for i := range clients {
+		c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
+			asked.Store(true)
+			return nil, errors.New("nobody may connect")
+		}})
+		defer c.Close()
+		clients[i] = c
+	}
+	l, err := New(clients, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := l.TryLock(t.Context(), "n", distlock.WithTTL(time.Millisecond)); !errors.Is(err, distlock.ErrInvalid) {
+		t.Errorf("a TTL below the minimum: %v", err)
+	}
+	if _, err := New(clients, nil, distlock.WithTTL(time.Millisecond)); !errors.Is(err, distlock.ErrInvalid) {
+		t.Errorf("New with a TTL below the minimum: %v", err)
+	}
+	if asked.Load() {
+		t.Error("a server was asked")
+	}
+	var e *distlock.Error
+	if _, err := l.TryLock(t.Context(), "n"); !errors.As(err, &e) || e.Backend != "redlock" {
+		t.Errorf("the error names backend %q: %v", e.Backend, err)
 	}
 }
 

@@ -15,9 +15,9 @@ import (
 	"example.com/distlock/internal/redisnode"
 )
 
-// maxLate bounds the requests to one node that have had no answer for longer than
-// NodeTimeout but have not ended: a node that swallows requests gets no more of
-// them until some have.
+// maxLate bounds the requests to a node that swallows them, by those that have had
+// no answer for longer than NodeTimeout but have not ended: it gets no more until
+// some have. A node that is only slow answers one or another meanwhile.
 const maxLate = 32
 
 // node is one of the independent servers.
@@ -26,9 +26,10 @@ type node struct {
 	name  string // "node 2 (127.0.0.1:6379)"
 	c     redis.UniversalClient
 	late  atomic.Int32 // requests that are late, see maxLate
-	// silent: the last request had no answer in time. Where the others are a
-	// majority, nobody waits the whole timeout for such a node again.
-	silent atomic.Bool
+	// silent is since when requests have had no answer in time, in nanoseconds; 0
+	// after an answer. Where the others are a majority, nobody waits the whole
+	// timeout for such a node again.
+	silent atomic.Int64
 	clean  cleaner
 
 	mu    sync.Mutex
@@ -105,10 +106,10 @@ func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(
 			value, err := fn(ctx, n)
 			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
 				err = &errNoAnswer{timeout}
-				n.silent.Store(true)
+				n.fallsSilent()
 			}
 			if err == nil || isReply(err) {
-				n.silent.Store(false)
+				n.silent.Store(0)
 			}
 			ended(i, answer[T]{n, value, err})
 		}) {
@@ -133,7 +134,7 @@ const (
 func (r *pending) isLate(n *node) {
 	if r.state.CompareAndSwap(underWay, late) {
 		n.late.Add(1)
-		n.silent.Store(true)
+		n.fallsSilent()
 	}
 }
 
@@ -143,12 +144,16 @@ func (r *pending) hasEnded(n *node) {
 	}
 }
 
+func (n *node) isSilent() bool { return n.silent.Load() != 0 }
+func (n *node) fallsSilent()   { n.silent.CompareAndSwap(0, time.Now().UnixNano()) }
+
 // swallows returns an error if n gets no more requests for now.
-func (n *node) swallows() error {
-	if n.late.Load() >= maxLate {
-		return fmt.Errorf("%d requests are without an answer", maxLate)
+func (d *redlockDriver) swallows(n *node) error {
+	since := n.silent.Load()
+	if n.late.Load() < maxLate || since == 0 || time.Since(time.Unix(0, since)) < d.patience() {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%d requests are without an answer", maxLate)
 }
 
 // isReply reports whether err is a server's answer.
@@ -184,7 +189,7 @@ func (d *redlockDriver) fit() (n int) {
 // ready probes the server at its first use, and finds a server that stands behind
 // two clients: it would vote twice.
 func (d *redlockDriver) ready(ctx context.Context, n *node) error {
-	if err := n.swallows(); err != nil {
+	if err := d.swallows(n); err != nil {
 		return err
 	}
 	n.mu.Lock()
@@ -284,7 +289,7 @@ func (d *redlockDriver) cleanLoop(n *node) {
 			return
 		}
 		a := <-ask(d, []*node{n}, d.patience(), func(ctx context.Context, n *node) ([]redisnode.Reply, error) {
-			if err := n.swallows(); err != nil {
+			if err := d.swallows(n); err != nil {
 				return nil, err
 			}
 			return runAll(ctx, n, calls)

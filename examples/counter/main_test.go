@@ -6,6 +6,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,33 +34,68 @@ func TestInMemory(t *testing.T) {
 	if n, err := counter(t, "-backend", "memory"); n != 6000 || err != nil {
 		t.Errorf("with the lock: %d, %v", n, err)
 	}
-	if n, err := counter(t, "-backend", "memory", "-nolock"); n >= 6000 || err != nil {
-		t.Errorf("without: %d, %v", n, err)
+	loses(t, inMemory(), nil)
+}
+
+// loses checks that increments without the lock are lost. Every worker's first
+// write waits until all have read, so that it does not depend on luck: all but one
+// of those writes count for nothing, whatever comes later.
+func loses(t *testing.T, connect func([]string) (*worker, error), addrs []string) {
+	t.Helper()
+	const workers, increments = 5, 10
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var read atomic.Int32
+	all := make(chan struct{})
+	together := func(addrs []string) (*worker, error) {
+		w, err := connect(addrs)
+		if err != nil {
+			return nil, err
+		}
+		get := w.get
+		w.get = func(ctx context.Context) (int, error) {
+			n, err := get(ctx)
+			if read.Add(1) == workers {
+				close(all)
+			}
+			select {
+			case <-all:
+			case <-ctx.Done():
+				return 0, context.Cause(ctx)
+			}
+			return n, err
+		}
+		return w, nil
+	}
+	n, err := count(ctx, together, addrs, workers, increments, true, io.Discard)
+	if err != nil || n < increments || n > workers*increments-(workers-1) {
+		t.Errorf("without the lock: %d, %v", n, err)
 	}
 }
 
 func TestOnServers(t *testing.T) {
-	addrs := map[string]func(t *testing.T) []string{
-		"redis": func(t *testing.T) []string { return []string{testbed.Redis(t).Addr()} },
-		"redlock": func(t *testing.T) []string {
+	for _, on := range []struct {
+		backend string
+		connect func([]string) (*worker, error)
+		addrs   func(t *testing.T) []string
+	}{
+		{"redis", onRedis, func(t *testing.T) []string { return []string{testbed.Redis(t).Addr()} }},
+		{"redlock", onRedlock, func(t *testing.T) []string {
 			var addrs []string
 			for _, n := range testbed.RedisNodes(t, 5) {
 				addrs = append(addrs, n.Addr())
 			}
 			return addrs
-		},
-		"zookeeper": func(t *testing.T) []string { return testbed.ZooKeeper(t, 3).Addrs() },
-		"etcd":      func(t *testing.T) []string { return testbed.Etcd(t, 3).Addrs() },
-	}
-	for backend, addrs := range addrs {
-		t.Run(backend, func(t *testing.T) {
-			args := []string{"-backend", backend, "-addr", strings.Join(addrs(t), ","), "-workers", "5", "-increments", "10"}
-			if n, err := counter(t, args...); n != 50 || err != nil {
+		}},
+		{"zookeeper", onZooKeeper, func(t *testing.T) []string { return testbed.ZooKeeper(t, 3).Addrs() }},
+		{"etcd", onEtcd, func(t *testing.T) []string { return testbed.Etcd(t, 3).Addrs() }},
+	} {
+		t.Run(on.backend, func(t *testing.T) {
+			addrs := on.addrs(t)
+			if n, err := counter(t, "-backend", on.backend, "-addr", strings.Join(addrs, ","), "-workers", "5", "-increments", "10"); n != 50 || err != nil {
 				t.Errorf("with the lock: %d, %v", n, err)
 			}
-			if n, err := counter(t, append(args, "-nolock")...); n >= 50 || err != nil {
-				t.Errorf("without: %d, %v", n, err)
-			}
+			loses(t, on.connect, addrs)
 		})
 	}
 }

@@ -2,8 +2,22 @@ package redisnode
 
 import (
 	"context"
+	"strings"
 	"sync"
+
+	"github.com/redis/go-redis/v9"
 )
+
+// Address says, for people, where c's servers are.
+func Address(c redis.UniversalClient) string {
+	switch c := c.(type) {
+	case *redis.Client:
+		return c.Options().Addr
+	case *redis.ClusterClient:
+		return strings.Join(c.Options().Addrs, ", ")
+	}
+	return "the server"
+}
 
 // Calls makes calls of the client library end when their context does. The
 // library looks at a context between its attempts, but while it reads a reply it
