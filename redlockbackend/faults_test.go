@@ -123,15 +123,6 @@ func TestBlackHole(t *testing.T) {
 	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("%d rounds took %v", rounds, took)
 	}
-	// It gets no more requests when it has swallowed enough of them for long.
-	eventually(t, "the dead node is left alone", func() bool { return r.swallows(r.nodes[0]) != nil })
-	before := r.nodes[0].late.Load()
-	for range rounds {
-		r.release(r.must(request(testbed.Name(t))).Lease)
-	}
-	if n := r.nodes[0].late.Load(); n > before {
-		t.Errorf("%d requests are waiting for the dead node, %d before", n, before)
-	}
 	ps[0].Heal()
 	eventually(t, "the node takes part again", func() bool {
 		g := r.must(request(testbed.Name(t)))
@@ -144,6 +135,36 @@ func TestBlackHole(t *testing.T) {
 		})
 		return r.value(0, l.req.Name).Owner != ""
 	})
+}
+
+// A node that has swallowed many requests for long gets no more of them, and what
+// it missed meanwhile is made up for.
+func TestSwallows(t *testing.T) {
+	patient := func(o *redis.Options) { o.ReadTimeout = 10 * time.Second }
+	r, ps := proxied(t, 3, &Options{NodeTimeout: 100 * time.Millisecond}, patient)
+	r.warm()
+	req := request(testbed.Name(t))
+	var g driver.Grant
+	eventually(t, "all nodes have it", func() (ok bool) {
+		var err error
+		g, err = r.Acquire(t.Context(), req)
+		return err == nil && r.count(req.Name, "") == 3
+	})
+	ps[0].Cut()
+	for range 2 * maxLate {
+		ask(r.redlockDriver, r.nodes[:1], ttl, func(ctx context.Context, n *node) (string, error) { return n.c.Ping(ctx).Result() })
+	}
+	eventually(t, "it gets nothing more", func() bool { return r.ready(t.Context(), r.nodes[0]) != nil })
+	if late := r.nodes[0].late.Load(); late < maxLate {
+		t.Errorf("with %d late requests it gets nothing more", late)
+	}
+	r.release(g.Lease)
+	if r.count(req.Name, "") != 1 {
+		t.Error("the silent node has taken part")
+	}
+	ps[0].Heal()
+	eventually(t, "it is clean", func() bool { return r.count(req.Name, "") == 0 })
+	eventually(t, "it takes part again", func() bool { return r.ready(t.Context(), r.nodes[0]) == nil })
 }
 
 // With a majority silent an attempt ends at the node timeout.
