@@ -41,9 +41,7 @@ func onRedlock(addrs []string) (*worker, error) {
 	for _, addr := range addrs {
 		nodes = append(nodes, redis.NewClient(&redis.Options{Addr: addr}))
 	}
-	// Thirty workers and five servers on one machine keep each other waiting; the
-	// default of 50 ms is for nodes that have a machine each.
-	locker, err := redlockbackend.New(nodes, &redlockbackend.Options{NodeTimeout: time.Second})
+	locker, err := redlockbackend.New(nodes, nil)
 	if err != nil {
 		return nil, err
 	}
