@@ -8,6 +8,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -60,6 +61,9 @@ const notMeasured = "No row yet: the price of fairness, overlap under a partitio
 
 func (r *Report) closing() []string {
 	lines := []string{notMeasured}
+	if load, err := strconv.ParseFloat(r.Setup.Load, 64); err == nil && load > float64(r.Setup.Cores) {
+		lines = append(lines, fmt.Sprintf("The machine was busy before the start (load average %s on %d cores): if that work went on, all is faster without it.", r.Setup.Load, r.Setup.Cores))
+	}
 	for _, v := range r.Violations {
 		lines = append(lines, "VIOLATION: "+v)
 	}
@@ -120,18 +124,18 @@ func (r *Report) WriteTerminal(w io.Writer) error {
 	writeCells(&b, first, column, head)
 	b.WriteString(rule)
 	for _, row := range r.Table {
-		label := wrap(row.Dimension, first-1)
+		label := wrap(row.Dimension, first-1, true)
 		if !row.Claimed {
 			label = append(label, noClaimShort)
 		}
 		cells := [][]string{label}
 		for _, c := range row.Cells {
-			lines := wrap(c.Figure, column)
+			lines := wrap(c.Figure, column, true)
 			if c.Claim != "" {
-				lines = append(lines, wrap("claim: "+c.Claim, column)...)
+				lines = append(lines, wrap("claim: "+c.Claim, column, true)...)
 			}
 			if v := c.verdict(row, &n); v != "" {
-				lines = append(lines, wrap("→ "+v, column)...)
+				lines = append(lines, wrap(v, column, false)...)
 			}
 			cells = append(cells, lines)
 		}
@@ -166,16 +170,16 @@ func (c Cell) verdict(row Row, n *notes) string {
 	case c.Reason == noClaim:
 		return noClaimShort
 	case c.Direction != "":
-		return fmt.Sprintf("%s: %s [%d]", c.Verdict, c.Direction, n.number(c.Reason))
+		return fmt.Sprintf("→ %s: %s [%d]", c.Verdict, c.Direction, n.number(c.Reason))
 	}
-	return fmt.Sprintf("%s [%d]", c.Verdict, n.number(c.Reason))
+	return fmt.Sprintf("→ %s [%d]", c.Verdict, n.number(c.Reason))
 }
 
 // hang writes text after lead, in lines of width columns; those after the first
 // are indented as far as the first begins, by two columns at least.
 func hang(b *strings.Builder, lead, text string, width int) {
 	indent := max(2, utf8.RuneCountInString(lead))
-	for i, line := range wrap(text, width-indent) {
+	for i, line := range wrap(text, width-indent, false) {
 		if i > 0 {
 			lead = strings.Repeat(" ", indent)
 		}
@@ -212,16 +216,17 @@ var unit = regexp.MustCompile(`([0-9]) (µs|ms|s|%|KiB|×)`)
 
 const glue = "\u00a0" // a space that does not break
 
-// wrap breaks s into lines of at most width characters: at spaces, after a comma
-// or semicolon rather than elsewhere; a longer word is broken too.
-func wrap(s string, width int) []string {
+// wrap breaks s into lines of at most width characters, at spaces; a longer word
+// is broken too. With parts, what stands between commas or semicolons is kept on
+// one line where it fits into one.
+func wrap(s string, width int, parts bool) []string {
 	var lines []string
 	line := ""
 	words := strings.FieldsFunc(unit.ReplaceAllString(s, "$1"+glue+"$2"), func(r rune) bool { return r == ' ' || r == '\n' || r == '\t' })
 	for i, word := range words {
 		// A part that begins here and does not fit into this line, but into one
 		// of its own, gets one.
-		if line != "" && ends(words[i-1]) {
+		if parts && line != "" && ends(words[i-1]) {
 			part := word
 			for j := i + 1; j < len(words) && !ends(words[j-1]); j++ {
 				part += " " + words[j]

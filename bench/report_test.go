@@ -312,3 +312,47 @@ func TestLoss(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+func TestWrap(t *testing.T) {
+	for _, c := range []struct {
+		s     string
+		width int
+		parts bool
+		want  []string
+	}{
+		{"p50 36 µs, p90 68 µs, p99 121 µs", 25, true, []string{"p50 36 µs, p90 68 µs,", "p99 121 µs"}},
+		{"p50 1.59 ms, p90 2.31 ms, p99 5.17 ms", 23, true, []string{"p50 1.59 ms,", "p90 2.31 ms,", "p99 5.17 ms"}},
+		{"one, two three", 9, false, []string{"one, two", "three"}},
+		{"one, two three", 9, true, []string{"one,", "two three"}},
+		{"one, two three", 8, true, []string{"one, two", "three"}}, // the part is too long for any line
+		{"takes 249 µs", 10, false, []string{"takes", "249 µs"}},
+		{"abcdefgh", 3, true, []string{"abc", "def", "gh"}},
+		{"", 3, true, nil},
+	} {
+		if got := wrap(c.s, c.width, c.parts); !slices.Equal(got, c.want) {
+			t.Errorf("%q in %d columns: %q, want %q", c.s, c.width, got, c.want)
+		}
+	}
+}
+
+func TestDirections(t *testing.T) {
+	for _, c := range []struct {
+		p50  time.Duration
+		qps  float64
+		want [2]string // of latency, of throughput
+	}{
+		{30 * time.Microsecond, 1_000, [2]string{faster, slower}},
+		{2 * time.Millisecond, 200_000, [2]string{"", ""}},
+		{time.Second, 200_000, [2]string{slower, ""}},
+	} {
+		r := &Result{Backend: "redis"}
+		l := Load{Acquire: Quantiles{Count: 1, P50: c.p50}, CyclesPerSecond: c.qps, RequestsPerCycle: 1}
+		r.Alone.set(l, nil)
+		r.Many.set(l, nil)
+		rows := compare([]*Result{r})
+		got := [2]string{cellOf(t, rows, "acquire latency", "redis").Direction, cellOf(t, rows, "performance", "redis").Direction}
+		if got != c.want {
+			t.Errorf("%v, %v: %q, want %q", c.p50, c.qps, got, c.want)
+		}
+	}
+}

@@ -157,8 +157,8 @@ var dimensions = []dimension{
 				return Cell{Verdict: NotComparable, Reason: "a process and its memory die together"}
 			}
 			return outcome(r, r.Crash, func(c Crash) []string { return c.Violations }, func(c Crash) Cell {
-				cell := Cell{Figure: fmt.Sprintf("%s, %d kills, %s–%s, %.2f × TTL", dur(c.median()), len(c.Samples),
-					dur(c.Samples[0]), dur(c.Samples[len(c.Samples)-1]), c.ofTTL())}
+				cell := Cell{Figure: fmt.Sprintf("%s (%s–%s), %d kills, %.2f × TTL", dur(c.median()),
+					dur(c.Samples[0]), dur(c.Samples[len(c.Samples)-1]), len(c.Samples), c.ofTTL())}
 				atOnce := c.ofTTL() < 0.1
 				expiry := c.ofTTL() >= 0.5 && c.ofTTL() <= 1.5
 				switch {
@@ -204,7 +204,7 @@ var dimensions = []dimension{
 	},
 	{
 		name: "fairness",
-		how: fmt.Sprintf("%d contenders for one name, each with its own Locker and connection; overtaken = some rival was served twice during the wait; up to %s counts as order of arrival",
+		how: fmt.Sprintf("%d contenders for one name, each with its own Locker and connection; overtaken = share of the waits during which some rival was served twice; up to %s counts as order of arrival",
 			hotContenders, percent(fifoTolerance)),
 		claims: map[string]string{"redis": "none by default; FIFO in Redisson", "zookeeper": "FIFO by nature", "etcd": "possible with watch"},
 		cell: func(r *Result, _ *comparison) Cell {
