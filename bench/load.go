@@ -78,6 +78,7 @@ func (l load) run(ctx context.Context) (Load, error) {
 	}
 	clock := &window{}
 	contenders := make([]*contender, l.contenders)
+	failures := make(chan error, l.contenders)
 	var wg sync.WaitGroup
 	for i := range contenders {
 		c := &contender{
@@ -89,7 +90,9 @@ func (l load) run(ctx context.Context) (Load, error) {
 		contenders[i] = c
 		wg.Go(func() {
 			if err := c.loop(runCtx); err != nil {
-				stop(fmt.Errorf("contender %d: %w", c.id, err))
+				err = fmt.Errorf("contender %d: %w", c.id, err)
+				failures <- err
+				stop(err)
 			}
 		})
 	}
@@ -122,6 +125,9 @@ func (l load) run(ctx context.Context) (Load, error) {
 	}
 	for i, w := range witnesses {
 		res.Violations = append(res.Violations, w.violations(l.names[i])...)
+	}
+	if err == nil && len(failures) > 0 { // the first, also when the time was over
+		err = <-failures
 	}
 	if err == nil {
 		if cause := context.Cause(runCtx); !errors.Is(cause, over) {

@@ -230,6 +230,26 @@ func TestServersThatDie(t *testing.T) {
 	}
 }
 
+// What fails when the time is over already voids the run too.
+func TestUnlockThatFailsInTheEnd(t *testing.T) {
+	store := membackend.NewStore()
+	l := load{
+		contenders: 1, lockers: memory(t, store, 1), names: numbered("n", 1),
+		duration: 300 * time.Millisecond, opTimeout: time.Second,
+	}
+	start := time.Now()
+	l.inside = func() {
+		if time.Since(start) > 200*time.Millisecond { // until after the end
+			time.Sleep(200 * time.Millisecond)
+			injected := store.Inject(membackend.Fault{Kind: membackend.FailBefore, Times: -1})
+			t.Cleanup(injected.Remove)
+		}
+	}
+	if got, err := l.run(t.Context()); err == nil {
+		t.Errorf("no error: %+v", got)
+	}
+}
+
 func TestInterrupt(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	time.AfterFunc(50*time.Millisecond, func() { cancel(errors.New("enough")) })

@@ -289,6 +289,24 @@ func TestRunOnServersThatDie(t *testing.T) {
 	}
 }
 
+// One of five nodes dies near the end: nothing fails, but the figures are not
+// those of five nodes.
+func TestRunOnServersOfWhichOneDies(t *testing.T) {
+	t.Parallel()
+	nodes := testbed.RedisNodes(t, 5, testbed.Own())
+	s := &subject{target: &target{backend: "redlock"}, res: &Result{Backend: "redlock"}}
+	for _, n := range nodes {
+		s.addrs = append(s.addrs, n.Addr())
+	}
+	r := &runner{cfg: Config{Duration: 2 * time.Second, TTL: 2 * time.Second, callLimit: 10 * time.Second}, progress: newProgress(nil, nil)}
+	defer r.progress.stop()
+	time.AfterFunc(500*time.Millisecond, func() { nodes[3].Kill(t) })
+	r.loop(2, 2, 1, func(res *Result) *Outcome[Load] { return &res.Hot })(t.Context(), s)
+	if s.res.Hot.Ran || !strings.Contains(s.res.Hot.Failure, "server 4 of 5") {
+		t.Errorf("hot: %+v", s.res.Hot)
+	}
+}
+
 // Two of five nodes may be lost, three may not.
 func TestLoss(t *testing.T) {
 	t.Parallel()

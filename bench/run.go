@@ -268,6 +268,9 @@ func (r *runner) answers(ctx context.Context, s *subject) bool {
 			return err
 		}
 		defer c.Close()
+		if err := s.reachable(ctx); err != nil {
+			return err
+		}
 		lk, err := c.Lock(ctx, "answers")
 		if err != nil {
 			return err
@@ -300,6 +303,11 @@ func (r *runner) loop(contenders, lockers, names int, where func(*Result) *Outco
 			l.lockers = append(l.lockers, c)
 		}
 		out.set(l.run(ctx))
+		if out.Ran && !r.answers(ctx, s) && ctx.Err() == nil {
+			// They died under way, perhaps too late for a call to fail.
+			out.Ran, out.Failure = false, s.res.Failure
+			return
+		}
 		r.note(ctx, s, out.Failure)
 	}
 }

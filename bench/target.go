@@ -174,6 +174,23 @@ func (t *target) requests(ctx context.Context) (int64, error) {
 	return t.sent.Load(), nil
 }
 
+// reachable reports the first server to which no connection can be made. A
+// cluster may do without it, but its figures are not those of the set-up.
+func (t *target) reachable(ctx context.Context) error {
+	for i, addr := range t.addrs {
+		if _, hostPort, ok := strings.Cut(addr, "://"); ok { // etcd takes URLs
+			addr = hostPort
+		}
+		var d net.Dialer
+		c, err := d.DialContext(ctx, "tcp", addr)
+		if err != nil {
+			return fmt.Errorf("server %d of %d: %w", i+1, len(t.addrs), err)
+		}
+		_ = c.Close()
+	}
+	return nil
+}
+
 // zkStatus asks a ZooKeeper server for its status ("srvr", allowed by default).
 func zkStatus(ctx context.Context, addr string) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
