@@ -108,10 +108,10 @@ func (n *notes) number(reason string) int {
 // backends. Each cell holds figure, claim and verdict; reasons follow
 // as notes.
 func (r *Report) WriteTerminal(w io.Writer) error {
-	const first, column, width = 16, 25, 120
+	const first, column = 16, 25 // with four backends as wide as terminalWidth
 	var b strings.Builder
 	for _, line := range r.intro() {
-		hang(&b, "", line, width)
+		hang(&b, "", line)
 	}
 	b.WriteByte('\n')
 
@@ -144,19 +144,21 @@ func (r *Report) WriteTerminal(w io.Writer) error {
 	}
 	b.WriteString("\nRows\n")
 	for _, row := range r.Table {
-		hang(&b, "  ", row.Dimension+": "+row.How, width)
+		hang(&b, "  ", row.Dimension+": "+row.How)
 	}
 	b.WriteString("\nNotes\n")
 	for i, reason := range n.list {
-		hang(&b, fmt.Sprintf("%4s ", fmt.Sprintf("[%d]", i+1)), reason, width)
+		hang(&b, fmt.Sprintf("%4s ", fmt.Sprintf("[%d]", i+1)), reason)
 	}
 	b.WriteByte('\n')
 	for _, line := range r.closing() {
-		hang(&b, "", line, width)
+		hang(&b, "", line)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
+
+const terminalWidth = 120
 
 const noClaimShort = "(no claim)"
 
@@ -175,11 +177,11 @@ func (c Cell) verdict(row Row, n *notes) string {
 	return fmt.Sprintf("→ %s [%d]", c.Verdict, n.number(c.Reason))
 }
 
-// hang writes text after lead, in lines of width columns; those after the first
+// hang writes text after lead, in lines that fit a terminal; those after the first
 // are indented as far as the first begins, by two columns at least.
-func hang(b *strings.Builder, lead, text string, width int) {
+func hang(b *strings.Builder, lead, text string) {
 	indent := max(2, utf8.RuneCountInString(lead))
-	for i, line := range wrap(text, width-indent, false) {
+	for i, line := range wrap(text, terminalWidth-indent, false) {
 		if i > 0 {
 			lead = strings.Repeat(" ", indent)
 		}
@@ -227,11 +229,11 @@ func wrap(s string, width int, parts bool) []string {
 		// A part that begins here and does not fit into this line, but into one
 		// of its own, gets one.
 		if parts && line != "" && ends(words[i-1]) {
-			part := word
+			n := utf8.RuneCountInString(word)
 			for j := i + 1; j < len(words) && !ends(words[j-1]); j++ {
-				part += " " + words[j]
+				n += 1 + utf8.RuneCountInString(words[j])
 			}
-			if n := utf8.RuneCountInString(part); n <= width && utf8.RuneCountInString(line)+1+n > width {
+			if n <= width && utf8.RuneCountInString(line)+1+n > width {
 				lines, line = append(lines, line), ""
 			}
 		}
