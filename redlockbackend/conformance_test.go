@@ -121,7 +121,7 @@ func (h *harness) NewLocker(t testing.TB, opts ...distlock.Option) distlock.Lock
 
 // TTL is long enough for a quarter of it, which is what a node has to answer in,
 // to be no matter of luck on a loaded machine.
-func (h *harness) TTL() time.Duration { return 2 * time.Second }
+func (h *harness) TTL() time.Duration { return 3 * time.Second }
 
 func (h *harness) Capabilities() driver.Capabilities {
 	d, err := newDriver(h.admin, h.options())

@@ -137,6 +137,41 @@ func TestBlackHole(t *testing.T) {
 	})
 }
 
+// A lease in doubt costs the others of its batch nothing, however the time to renew
+// them ends.
+func TestRenewInDoubt(t *testing.T) {
+	patient := func(o *redis.Options) { o.ReadTimeout = 10 * time.Second }
+	r, ps := proxied(t, 5, &Options{NodeTimeout: 5 * time.Second}, patient)
+	sound, doubtful := request(testbed.Name(t)+"-1"), request(testbed.Name(t)+"-2")
+	ks := []driver.Kept{r.must(sound).Lease, r.must(doubtful).Lease}
+	eventually(t, "all nodes have both", func() bool { return r.count(sound.Name, "")+r.count(doubtful.Name, "") == 10 })
+	ps[3].Cut()
+	ps[4].Cut()
+	r.del(0, doubtful.Name)
+	r.occupy(0, doubtful.Name)
+	bounded := func() (context.Context, context.CancelFunc) { return context.WithTimeout(t.Context(), time.Second) }
+	cancelled := func() (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		return ctx, cancel
+	}
+	for what, begin := range map[string]func() (context.Context, context.CancelFunc){"bounded": bounded, "cancelled": cancelled} {
+		ctx, cancel := begin()
+		c := r.keeper.Renew(ctx, ks)
+		if what == "bounded" && ctx.Err() != nil {
+			t.Error("Renew answered only when the time was over")
+		}
+		cancel()
+		if c[0].Err != nil {
+			t.Errorf("%s: renewal of the sound lease: %v", what, c[0].Err)
+		}
+		q := wantQuorum(t, c[1].Err, false)
+		if q.Agreed != 2 || q.Held != 1 || len(q.Failed) != 2 {
+			t.Errorf("%s: %v", what, q)
+		}
+	}
+}
+
 // A node that has swallowed many requests for long gets no more of them, and what
 // it missed meanwhile is made up for.
 func TestSwallows(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"example.com/distlock/driver"
@@ -40,6 +41,10 @@ func (k *keeper) Renew(ctx context.Context, ks []driver.Kept) []driver.Confirm {
 		timeout = min(timeout, d.timeout(l.req.TTL))
 		r.leases = append(r.leases, renewed{lease: l})
 	}
+	if end, ok := ctx.Deadline(); ok { // to answer for the others when one is in doubt
+		left := time.Until(end)
+		timeout = min(timeout, left-left/8)
+	}
 	answers := ask(d, d.nodes, timeout, r.extendOn)
 	if !d.goes(func() { r.collect(answers, timeout) }) {
 		for i := range confirms {
@@ -49,26 +54,29 @@ func (k *keeper) Renew(ctx context.Context, ks []driver.Kept) []driver.Confirm {
 	}
 	select {
 	case <-r.certain:
-		for i := range confirms {
-			confirms[i] = r.leases[i].confirm
-		}
 	case <-ctx.Done():
-		for i := range confirms {
-			confirms[i].Err = context.Cause(ctx)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.leases {
+		l := &r.leases[i]
+		if confirms[i] = l.confirm; !l.decided {
+			confirms[i].Err = d.interrupted(ctx, "renew", len(l.has), len(l.not), slices.Concat(r.failed, l.failed), r.open)
 		}
 	}
 	return confirms
 }
 
-// renewal is one round of extending. Only collect writes to it, and the confirms
-// not any more once certain is closed.
+// renewal is one round of extending.
 type renewal struct {
 	d       *redlockDriver
 	start   time.Time
-	leases  []renewed
-	open    []*node
-	failed  []NodeError // whole nodes
-	certain chan struct{}
+	certain chan struct{} // closed when every lease is decided
+
+	mu     sync.Mutex
+	leases []renewed
+	open   []*node
+	failed []NodeError // whole nodes
 }
 
 type renewed struct {
@@ -97,29 +105,35 @@ func (r *renewal) extendOn(ctx context.Context, n *node) ([]redisnode.Reply, err
 
 func (r *renewal) collect(answers <-chan answer[[]redisnode.Reply], timeout time.Duration) {
 	told := false
-	for len(r.open) > 0 {
-		a := <-answers
-		r.open = without(r.open, a.node)
-		if a.err != nil {
-			r.failed = append(r.failed, nodeError(a.node, a.err))
-		}
-		undecided := 0
-		for i := range r.leases {
-			l := &r.leases[i]
-			if a.err == nil {
-				l.add(a.node, a.value[i])
-			}
-			r.decide(l)
-			if !l.decided {
-				undecided++
-			}
-		}
-		if undecided == 0 && !told {
+	for range r.d.nodes {
+		if r.add(<-answers) && !told {
 			told = true
 			close(r.certain)
 		}
 	}
 	r.refill(timeout)
+}
+
+// add counts one node's answer, and reports whether every lease is decided.
+func (r *renewal) add(a answer[[]redisnode.Reply]) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open = without(r.open, a.node)
+	if a.err != nil {
+		r.failed = append(r.failed, nodeError(a.node, a.err))
+	}
+	undecided := 0
+	for i := range r.leases {
+		l := &r.leases[i]
+		if a.err == nil {
+			l.add(a.node, a.value[i])
+		}
+		r.decide(l)
+		if !l.decided {
+			undecided++
+		}
+	}
+	return undecided == 0
 }
 
 // add counts one node's answer for one lease. Only a 1 confirms.

@@ -46,7 +46,7 @@ func work(where string) {
 }
 
 // patientTimeout keeps a loaded machine from looking like dead nodes.
-const patientTimeout = 500 * time.Millisecond
+const patientTimeout = time.Second
 
 // ttl is long enough not to end during a test.
 const ttl = 30 * time.Second
