@@ -2,7 +2,9 @@ package distlock_test
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,6 +120,20 @@ func TestCloseWithTheLongestReleaseTimeoutWaits(t *testing.T) {
 		e.is(l.Close(), nil)
 		if left := e.s.Leftovers(); len(left) > 0 {
 			e.Errorf("left at the Store: %q", left)
+		}
+	})
+}
+
+func TestCloseNamesWhatIsUnconfirmed(t *testing.T) {
+	each(t, func(e *env) {
+		l := e.locker("a", distlock.WithReleaseTimeout(time.Second))
+		for i := range 100 {
+			e.lock(l, fmt.Sprint("lock-", i))
+		}
+		e.inject(membackend.Fault{Op: membackend.Release, Times: -1, Kind: membackend.FailBefore})
+		err := l.Close()
+		if err == nil || len(err.Error()) > 1000 || !strings.Contains(err.Error(), "100 locks") || !strings.Contains(err.Error(), `"lock-0"`) {
+			e.Errorf("Close: %v", err)
 		}
 	})
 }

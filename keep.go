@@ -422,6 +422,7 @@ func (kp *keeper) retire(reason Reason) {
 	}
 	c := kp.c
 	kp.retired = true
+	c.retirements++
 	c.alarms.unset(&kp.end)
 	c.alarms.unset(&kp.renewal)
 	for k := range kp.kept {

@@ -364,7 +364,7 @@ func (h *holding) lose(reason Reason, err error) {
 
 // giveBack makes the undo that releases g at the server.
 func (g *grant) giveBack() *undo {
-	return g.c.newUndo(g.keeper, g.ttl, g.lease.Release)
+	return g.c.newUndo(g.name, g.keeper, g.ttl, g.lease.Release)
 }
 
 // drop takes g from its keeper.

@@ -3,6 +3,8 @@ package distlock
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +61,7 @@ type Client struct {
 	roused       map[*keeper]struct{} // those with renewals due in this round
 	undos        map[*undo]struct{}
 	undosRunning int
+	retirements  int // how many sessions have ended
 	alarms       alarms
 	wallAhead    time.Duration // the wall clock's lead since epoch, at the last alarm
 	events       []emitted
@@ -157,13 +160,7 @@ func (c *Client) Close() error {
 	case <-wait.C:
 	}
 	c.mu.Lock()
-	var errs []error
-	for u := range c.undos {
-		if u.err == nil { // its first try hangs
-			u.err = errReleasing
-		}
-		errs = append(errs, u.err)
-	}
+	unconfirmed := c.unconfirmed()
 	c.mu.Unlock()
 
 	ctx, cancel := context.WithDeadline(context.Background(), end)
@@ -174,12 +171,34 @@ func (c *Client) Close() error {
 	c.cut()
 	c.mu.Lock()
 	c.alarms.stop()
-	if err = errors.Join(append(errs, err)...); err != nil {
+	if err = errors.Join(unconfirmed, err); err != nil {
 		c.closeErr = &Error{Op: "close", Backend: c.caps().Backend, Err: err}
 	}
 	c.mu.Unlock()
 	close(c.closed)
 	return c.closeErr
+}
+
+// unconfirmed is an error that names what may still be at the server, or nil.
+func (c *Client) unconfirmed() error {
+	var names []string
+	err := errReleasing // the first try hangs
+	for u := range c.undos {
+		names = append(names, u.name)
+		if u.err != nil {
+			err = u.err
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	const some = 5
+	if n := len(names); n > some {
+		return fmt.Errorf("%d locks are not confirmed released, among them %q: %w", n, names[:some], err)
+	}
+	return fmt.Errorf("not confirmed released: %q: %w", names, err)
 }
 
 // Do runs fn while it holds name. fn's context has ctx's values and ends with

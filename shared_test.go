@@ -302,3 +302,26 @@ func TestSessionIsRenewedByOneRequestAtATime(t *testing.T) {
 		e.held(lk)
 	})
 }
+
+func TestTryLockOutlivesASessionThatIsRetiredUnderIt(t *testing.T) {
+	for _, kind := range []membackend.Kind{membackend.SlowRequest, membackend.SlowReply} {
+		where(t, shared, func(e *env) {
+			l := e.locker("a")
+			e.unlock(e.lock(l, "n"))
+			time.Sleep(ttl - 10*time.Millisecond) // almost idle for a TTL
+			e.inject(membackend.Fault{Op: membackend.Acquire, Times: 1, Kind: kind, Delay: 50 * time.Millisecond})
+			retired := e.s.Requests(membackend.Retire)
+			lk, err := l.TryLock(bg, "n")
+			if err != nil {
+				e.Fatal(err)
+			}
+			if e.s.Requests(membackend.Retire) == retired {
+				e.Fatal("the session was not retired meanwhile")
+			}
+			e.held(lk)
+			time.Sleep(2 * ttl)
+			e.held(lk)
+			e.unlock(lk)
+		})
+	}
+}

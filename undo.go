@@ -19,6 +19,7 @@ const maxUndosRunning = 64
 // end of its session takes care of it.
 type undo struct {
 	c     *Client
+	name  string // the lock's
 	do    func(context.Context) error
 	until time.Time // zero: only success, or the end of the session, ends it
 	kp    *keeper   // whose session it hangs on; nil: none or unknown
@@ -32,8 +33,8 @@ type undo struct {
 
 // newUndo notes what is to be undone, with c.mu held. Where a lock has a lease of
 // its own, nothing is left of it one TTL from now.
-func (c *Client) newUndo(kp *keeper, ttl time.Duration, do func(context.Context) error) *undo {
-	u := &undo{c: c, kp: kp, ttl: ttl, do: do}
+func (c *Client) newUndo(name string, kp *keeper, ttl time.Duration, do func(context.Context) error) *undo {
+	u := &undo{c: c, name: name, kp: kp, ttl: ttl, do: do}
 	if !c.caps().SharedFate {
 		u.until = time.Now().Add(ttl)
 	}
@@ -54,7 +55,7 @@ func (u *undo) sessionEnds(kp *keeper) {
 }
 
 func (c *Client) undoAbandon(req driver.Request) {
-	c.newUndo(nil, req.TTL, func(ctx context.Context) error { return c.d.Abandon(ctx, req) }).start()
+	c.newUndo(req.Name, nil, req.TTL, func(ctx context.Context) error { return c.d.Abandon(ctx, req) }).start()
 }
 
 // start makes a try in the background, with the mutex held.

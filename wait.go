@@ -191,7 +191,7 @@ func (n *contender) contend(ctx context.Context) (*Lock, error) {
 			return lk, nil
 		}
 		var stale *staleGrant
-		if !errors.As(err, &stale) || n.try {
+		if !errors.As(err, &stale) || n.try && !errors.Is(err, ErrNotHeld) {
 			return nil, err
 		}
 		n.last = err
@@ -342,6 +342,7 @@ func (n *contender) poll(ctx context.Context) (driver.Grant, *attempt, error) {
 	defer hints.stop()
 	a := n.newAttempt()
 	for held, fails := 0, 0; ; {
+		ended := c.sessionsEnded()
 		dg, err := ask(ctx, n, a, c.d.Acquire, n.returnLate)
 		if err == nil {
 			return dg, a, nil
@@ -362,7 +363,9 @@ func (n *contender) poll(ctx context.Context) (driver.Grant, *attempt, error) {
 			pause = n.pauseHeld(held, err, hint != nil)
 			held++
 		} else {
-			if isPermanent(err) || n.try {
+			// A TryLock whose session ended under it, retired when it had long been
+			// idle, has not had its attempt yet.
+			if isPermanent(err) || n.try && c.sessionsEnded() == ended {
 				a.abandon()
 				return dg, nil, n.failed(ctx, err)
 			}
@@ -451,7 +454,7 @@ func (n *contender) stand(ctx context.Context, a *attempt, t driver.Ticket) (dri
 	if err == nil || errors.Is(err, ErrNotHeld) {
 		return dg, err
 	}
-	c.newUndo(kp, n.ttl, t.Leave).start()
+	c.newUndo(n.name, kp, n.ttl, t.Leave).start()
 	if ctx.Err() == nil && waits.Err() != nil {
 		return dg, ErrNotHeld // a place that is lost is nobody's loss
 	}
@@ -489,6 +492,12 @@ func ask[T any](ctx context.Context, n *contender, a *attempt, send func(context
 	})
 }
 
+func (c *Client) sessionsEnded() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.retirements
+}
+
 // again returns the attempt to go on with after an unclear outcome: the same
 // request, unless the driver has not returned from it yet.
 func (n *contender) again(a *attempt, err error) *attempt {
@@ -505,7 +514,7 @@ func (n *contender) returnLate(dg driver.Grant) {
 	kd := dg.Lease.Keeper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.newUndo(c.keepers[kd], n.ttl, dg.Lease.Release).start()
+	c.newUndo(n.name, c.keepers[kd], n.ttl, dg.Lease.Release).start()
 }
 
 // leave gives up a place that came after its attempt was given up.
@@ -514,7 +523,7 @@ func (n *contender) leave(t driver.Ticket) {
 	kd := t.Keeper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.newUndo(c.keepers[kd], n.ttl, t.Leave).start()
+	c.newUndo(n.name, c.keepers[kd], n.ttl, t.Leave).start()
 }
 
 // heardHeld takes the answer that somebody else has the lock.
