@@ -2,12 +2,15 @@ package distlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"example.com/distlock"
+	"example.com/distlock/driver"
 	"example.com/distlock/membackend"
 )
 
@@ -324,4 +327,44 @@ func TestTryLockOutlivesASessionThatIsRetiredUnderIt(t *testing.T) {
 			e.unlock(lk)
 		})
 	}
+}
+
+// lateError is a driver whose next try fails after a while: what a driver does
+// whose session was retired while its request was on the way.
+type lateError struct {
+	driver.Driver
+	armed atomic.Bool
+}
+
+func (d *lateError) Acquire(ctx context.Context, req driver.Request) (driver.Grant, error) {
+	if d.armed.CompareAndSwap(true, false) {
+		time.Sleep(50 * time.Millisecond)
+		return driver.Grant{}, errors.New("the session was retired")
+	}
+	return d.Driver.Acquire(ctx, req)
+}
+
+func TestTryLockTriesAgainAfterASessionWasRetiredUnderIt(t *testing.T) {
+	where(t, shared, func(e *env) {
+		o := e.o
+		inner, err := membackend.NewDriver(e.s, &o)
+		e.is(err, nil)
+		d := &lateError{Driver: inner}
+		l, err := distlock.New(d, distlock.WithTTL(ttl))
+		e.is(err, nil)
+		defer l.Close()
+		e.unlock(e.lock(l, "n"))
+		time.Sleep(ttl - 10*time.Millisecond)
+		d.armed.Store(true)
+		lk, err := l.TryLock(bg, "n") // its session ends meanwhile
+		if err != nil {
+			e.Fatal(err)
+		}
+		e.unlock(lk)
+
+		d.armed.Store(true)
+		if _, err := l.TryLock(bg, "n"); err == nil { // but an error is an error otherwise
+			e.Error("one attempt became two")
+		}
+	})
 }
