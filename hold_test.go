@@ -174,6 +174,34 @@ func TestWatchdogKeepsALockForManyTTLs(t *testing.T) {
 	})
 }
 
+func TestManyLocksAreRenewedAFewBatchesAtATime(t *testing.T) {
+	where(t, ownTTL, func(e *env) {
+		l := e.locker("a")
+		var locks []*distlock.Lock
+		for i := range 2500 {
+			locks = append(locks, e.lock(l, fmt.Sprint(i)))
+		}
+		f := e.inject(membackend.Fault{Op: membackend.Renew, Times: -1, Kind: membackend.SlowReply, Delay: ttl / 100})
+		n := f.Hits()
+		time.Sleep(ttl / 3)
+		synctest.Wait()
+		for range 100 {
+			before := f.Hits()
+			time.Sleep(ttl / 100)
+			synctest.Wait()
+			if now := f.Hits(); now-before > 8 {
+				e.Fatalf("%d renewals at once", now-before)
+			}
+		}
+		if f.Hits()-n < 2*25 {
+			e.Errorf("only %d renewals", f.Hits()-n)
+		}
+		for _, lk := range locks {
+			e.held(lk)
+		}
+	})
+}
+
 func TestWatchdogSurvivesTransientErrors(t *testing.T) {
 	for _, kind := range []membackend.Kind{membackend.FailBefore, membackend.LoseReply, membackend.Late, membackend.HangRequest} {
 		t.Run(fmt.Sprint(kind), func(t *testing.T) {

@@ -61,7 +61,8 @@ type keeper struct {
 	every    time.Duration // the longest pause that d can bear; 0: TTL/3
 	maxBatch int
 	kept     map[*kept]struct{}
-	due      []*kept // to be renewed in the present round of alarms
+	due      []*kept // to be renewed now
+	underWay int     // renewals; only where fate is not shared
 
 	// Only where fate is shared:
 	shared   bool
@@ -204,22 +205,29 @@ func (kp *keeper) drop(k *kept) {
 	kp.used()
 }
 
-// flushDue sends the renewals whose alarms rang together, in batches.
+// maxRenewals bounds the renewals of one keeper that are under way at once, so
+// that thousands of locks do not crowd each other out of the connections.
+const maxRenewals = 8
+
+// flushDue sends the renewals whose alarms rang.
 func (c *Client) flushDue() {
 	for kp := range c.roused {
 		delete(c.roused, kp)
+		kp.flushDue()
+	}
+}
+
+// flushDue sends what is due in batches, in the order in which it became due.
+func (kp *keeper) flushDue() {
+	for kp.underWay < maxRenewals && len(kp.due) > 0 {
 		var batch []*kept
-		for _, k := range kp.due {
-			if k.dropped || k.busy {
-				continue
-			}
-			batch = append(batch, k)
-			if len(batch) == kp.maxBatch {
-				kp.renew(batch)
-				batch = nil
+		for len(kp.due) > 0 && (kp.maxBatch <= 0 || len(batch) < kp.maxBatch) {
+			k := kp.due[0]
+			kp.due = kp.due[1:]
+			if !k.dropped && !k.busy {
+				batch = append(batch, k)
 			}
 		}
-		kp.due = nil
 		if len(batch) > 0 {
 			kp.renew(batch)
 		}
@@ -234,6 +242,7 @@ func (kp *keeper) renew(ks []*kept) {
 		limit = min(limit, k.ttl/4)
 	}
 	ds, asked := takeUp(ks)
+	kp.underWay++
 	kp.c.spawn(func() {
 		confirms := kp.ask(ds, limit)
 		kp.c.mu.Lock()
@@ -243,6 +252,8 @@ func (kp *keeper) renew(ks []*kept) {
 			k.apply(confirms[i])
 		}
 		tell(asked, confirms)
+		kp.underWay--
+		kp.flushDue()
 	})
 }
 
