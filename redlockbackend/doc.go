@@ -6,10 +6,12 @@
 // A lock is held by who has its key on a majority of N servers, as described in
 // https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. All nodes
 // are asked at the same time, each with a short timeout; a lock is taken as soon as
-// a majority has given it, and nodes known to be silent are not waited for. What the attempt took is subtracted from the
-// TTL, and a hundredth of the TTL plus 2 ms for drift; an attempt with nothing
-// left has failed. A failed attempt is undone on every node that took part or may
-// have. Renewal needs a majority again. A node that lost a key (it restarted
+// a majority has given it, and nodes known to be silent are not waited for. What
+// the attempt took is subtracted from the TTL, and a hundredth of the TTL plus 2 ms
+// for drift; an attempt with nothing left has failed. A failed attempt is undone on
+// every node that took part or may have. A lock is released when a majority has
+// confirmed it, since that is what the next holder needs; the other nodes get as
+// long again, and are cleaned in the background. Renewal needs a majority again. A node that lost a key (it restarted
 // without its data) gets it back after a majority has proved the lock, so that the
 // majority of a long-held lock does not wear away.
 //

@@ -125,8 +125,8 @@ var capabilities = driver.Capabilities{
 }
 
 // probe asks all nodes, and returns when a majority is fit and the others have
-// had NodeTimeout, or ctx has ended. Those that have not answered then are probed at their next
-// use. A probe goes on when ctx has ended, so that the next call finds its result.
+// had NodeTimeout, or ctx has ended. Those that have not answered then are probed
+// at their next use. A probe goes on when ctx has ended, so that the next call finds its result.
 func (d *redlockDriver) probe(ctx context.Context) error {
 	if d.fit() >= d.quorum {
 		return d.usable()
@@ -260,7 +260,11 @@ func (d *redlockDriver) propose(name string) uint64 {
 // agreed remembers a number that a majority accepted.
 func (d *redlockDriver) agreed(name string, number uint64) {
 	last := &d.last[redisnode.Bucket(name)]
-	for old := last.Load(); old < number && !last.CompareAndSwap(old, number); old = last.Load() {
+	for {
+		old := last.Load()
+		if old >= number || last.CompareAndSwap(old, number) {
+			return
+		}
 	}
 }
 
@@ -621,7 +625,7 @@ func (l *lease) undo(ctx context.Context) {
 	l.d.clear(ctx, append(sure, maybe...), l.d.opt.NodeTimeout, l.releaseOn, func() bool { return true })
 }
 
-// clear sends to each of nodes a request on that removes something, and listens
+// clear sends each of nodes a request, on, that removes something, and listens
 // until enough says that what counts is removed, or ctx ends. However long that
 // takes, it takes nothing from anybody's TTL. Then it listens on to nodes that are
 // not known to be silent, for rest or as long as it took so far if that is more, and

@@ -60,8 +60,7 @@ func (e NodeError) Unwrap() error { return e.Err }
 // be a majority.
 func nodeError(n *node, err error) NodeError {
 	e := NodeError{Index: n.index, Node: n.name, Err: err}
-	var p *driver.PermanentError
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*driver.PermanentError](err); ok {
 		e.Permanent, e.Err = true, p.Err
 	} else {
 		e.Permanent = redisnode.Permanent(err)

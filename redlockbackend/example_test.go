@@ -49,8 +49,7 @@ func ExampleQuorumError() {
 	defer locker.Close()
 
 	_, err = locker.TryLock(context.Background(), "invoices/2024")
-	var q *redlockbackend.QuorumError
-	if errors.As(err, &q) {
+	if q, ok := errors.AsType[*redlockbackend.QuorumError](err); ok {
 		fmt.Printf("%d of %d nodes agreed, %d needed\n", q.Agreed, q.Nodes, q.Quorum)
 		for _, n := range q.Failed {
 			fmt.Println(n.Node)

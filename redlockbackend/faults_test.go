@@ -89,8 +89,7 @@ func TestNoQuorum(t *testing.T) {
 			if len(q.Failed) != c.dead || q.Failed[0].Index != 0 || q.Agreed != c.n-c.dead {
 				t.Errorf("%+v", q)
 			}
-			var node NodeError
-			if !errors.As(err, &node) {
+			if _, ok := errors.AsType[NodeError](err); !ok {
 				t.Errorf("no NodeError in %v", err)
 			}
 			live := r.raw[c.dead:]

@@ -367,8 +367,7 @@ func (m *model) canonical(s *mState) {
 		}
 		for a := range m.attempts {
 			c := &n.call[a]
-			switch st := s.attempts[a].state; {
-			case st >= 2 && c.first > cSent:
+			if s.attempts[a].state >= 2 && c.first > cSent {
 				c.first = cDone
 			}
 			if s.attempts[a].state == 3 {

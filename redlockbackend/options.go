@@ -21,10 +21,11 @@ type Options struct {
 	// server. Default "distlock-redlock".
 	Prefix string
 
-	// NodeTimeout is how long an attempt waits for one node, the time to connect
-	// included. It should be some round trips long and must be small against the
-	// TTL, which it shortens: at most a quarter of the TTL is used. At least 1 ms.
-	// Default 50 ms.
+	// NodeTimeout is how long an attempt or a renewal waits for one node, the time
+	// to connect included. It should be some round trips long and must be small
+	// against the TTL, which it shortens: at most a quarter of the TTL is used. A
+	// release, which shortens no TTL, waits for a majority as long as its context
+	// allows. At least 1 ms. Default 50 ms.
 	NodeTimeout time.Duration
 
 	// AllowSameServer lets several clients reach one server, for instance five
