@@ -42,8 +42,8 @@ func (n *contender) enter(ctx context.Context) (*gate, error) {
 		g.set(gateBusy)
 		return g, nil
 	}
-	n.waits()
-	n.last = ErrHeld
+	n.waits(nil)
+	n.isHeld()
 	mine := make(chan struct{})
 	place := g.waiters.PushBack(mine)
 	c.unlock()
@@ -85,7 +85,7 @@ func (g *gate) tryEnter(ctx context.Context, n *contender) (*gate, error) {
 		g.trying--
 		if ctx.Err() != nil {
 			g.tidy()
-			n.last = ErrHeld
+			n.isHeld()
 			return nil, n.gaveUp(ctx)
 		}
 	}

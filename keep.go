@@ -120,8 +120,8 @@ func (c *Client) keeperFor(d driver.Keeper, every time.Duration, maxBatch int, t
 // intervalFor is the longest pause between renewals.
 func (c *Client) intervalFor(ttl, every time.Duration) time.Duration {
 	d := ttl / 3
-	if c.cfg.renewEvery > 0 {
-		d = c.cfg.renewEvery
+	if r := c.cfg.renewEvery; r > 0 && r < ttl-c.cfg.marginFor(ttl) { // the server may have granted less than was asked
+		d = r
 	}
 	if every > 0 {
 		d = min(d, every)

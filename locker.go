@@ -207,6 +207,9 @@ func (c *Client) unconfirmed() error {
 // even if fn returned nil. If fn panics, the lock is released and the panic goes
 // on.
 func Do(ctx context.Context, l Locker, name string, fn func(ctx context.Context, lk *Lock) error, opts ...LockOption) (err error) {
+	if fn == nil {
+		return &Error{Op: "lock", Name: name, Err: invalid("fn", "must not be nil")}
+	}
 	lk, err := l.Lock(ctx, name, opts...)
 	if err != nil {
 		return err

@@ -35,7 +35,7 @@ func (n *namespaced) full(name string) (string, error) {
 func (n *namespaced) Lock(ctx context.Context, name string, opts ...LockOption) (*Lock, error) {
 	full, err := n.full(name)
 	if err != nil {
-		return nil, &Error{Op: "lock", Name: full, Err: err}
+		return nil, &Error{Op: "lock", Name: name, Err: err}
 	}
 	return n.l.Lock(ctx, full, opts...)
 }
@@ -43,7 +43,7 @@ func (n *namespaced) Lock(ctx context.Context, name string, opts ...LockOption) 
 func (n *namespaced) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lock, error) {
 	full, err := n.full(name)
 	if err != nil {
-		return nil, &Error{Op: "trylock", Name: full, Err: err}
+		return nil, &Error{Op: "trylock", Name: name, Err: err}
 	}
 	return n.l.TryLock(ctx, full, opts...)
 }

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"example.com/distlock"
@@ -82,6 +84,49 @@ func TestObserverMayUseTheLock(t *testing.T) {
 	})
 }
 
+// logText is what was logged, by several goroutines.
+type logText struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func TestWaitForASilentServerIsTold(t *testing.T) {
+	each(t, func(e *env) {
+		var out logText
+		l := e.locker("a", distlock.WithLogger(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn}))))
+		heal := e.s.Partition("a")
+		ctx, cancel := context.WithTimeout(bg, 6*ttl)
+		defer cancel()
+		waits := make(chan error)
+		go func() {
+			_, err := l.Lock(ctx, "n")
+			waits <- err
+		}()
+		time.Sleep(4 * ttl)
+		synctest.Wait()
+		if n := strings.Count(out.String(), "waiting for the server"); n != 1 {
+			e.Errorf("told %d times: %s", n, out.String())
+		}
+		e.is(<-waits, context.DeadlineExceeded)
+		heal()
+		if !strings.Contains(out.String(), "distlock: failed") {
+			e.Errorf("the end is no warning: %s", out.String())
+		}
+	})
+}
+
 func TestLossesAndFailedRenewalsAreLoggedAsWarnings(t *testing.T) {
 	bubble(t, membackend.Options{}, func(e *env) {
 		var out bytes.Buffer
@@ -96,7 +141,7 @@ func TestLossesAndFailedRenewalsAreLoggedAsWarnings(t *testing.T) {
 		e.lost(lk, ttl, distlock.Expired)
 		_ = l.Close()
 		text := out.String()
-		for _, want := range []string{"distlock: renewed", "distlock: lost", "name=loud", "backend=memory", "injected fault", "level=WARN"} {
+		for _, want := range []string{"distlock: renewal failed", "distlock: lost", "name=loud", "backend=memory", "injected fault", "level=WARN"} {
 			if !strings.Contains(text, want) {
 				e.Errorf("no %q in:\n%s", want, text)
 			}

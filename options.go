@@ -145,24 +145,27 @@ func WithBackoff(b Backoff) Option {
 	})
 }
 
-// WithLogger sets where losses, failed renewals and unconfirmed releases
-// (level Warn) and all other events (level Debug) are logged. The default is
-// nowhere.
+// WithLogger sets where events are logged: at level Warn losses, failed renewals,
+// unconfirmed releases, and calls that failed or wait because of the server; at
+// level Debug all others. The default, and nil, is nowhere.
 func WithLogger(l *slog.Logger) Option {
 	return clientOption(func(c *config) { c.logger = l })
 }
 
-// WithObserver sets who is told of every event. The default is nobody.
+// WithObserver sets who is told of every event. The default, and nil, is nobody.
 func WithObserver(o Observer) Option {
 	return clientOption(func(c *config) { c.observer = o })
 }
 
 // WithFixedLease takes the lock for ttl and does not renew it: when that is
 // over, the lock is lost with reason Expired. [Lock.Renew] starts the time anew.
-// Where each lock has its own lease, ttl takes the place of WithTTL's; where a
-// session carries many locks, it is counted by this process from Lock's return,
-// and a crash is noticed by the session's own timeout. The default is a lease
-// that is renewed.
+//
+// Where each lock has a lease of its own (Redis, Redlock, memory), ttl takes the
+// place of WithTTL's: the server keeps the lock for ttl, also after a crash, and
+// the holder has ttl less the safety margin. Where a session carries the locks
+// (ZooKeeper, etcd), the session is renewed as ever, this process counts ttl from
+// Lock's return, and after a crash the session's TTL decides, which may be
+// shorter. The default is a lease that is renewed.
 func WithFixedLease(ttl time.Duration) LockOption {
 	return lockOption(func(c *lockConfig) {
 		c.fixed = ttl

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -327,6 +328,39 @@ func TestTryLockOutlivesASessionThatIsRetiredUnderIt(t *testing.T) {
 			e.unlock(lk)
 		})
 	}
+}
+
+// stingy is a driver that is granted less than it asks for, as on ZooKeeper.
+type stingy struct {
+	driver.Driver
+	ttl time.Duration
+}
+
+func (d *stingy) Acquire(ctx context.Context, req driver.Request) (driver.Grant, error) {
+	g, err := d.Driver.Acquire(ctx, req)
+	g.TTL = d.ttl
+	return g, err
+}
+
+func TestGrantNoLongerThanTheMarginIsAnErrorAtOnce(t *testing.T) {
+	each(t, func(e *env) {
+		o := e.o
+		inner, err := membackend.NewDriver(e.s, &o)
+		e.is(err, nil)
+		l, err := distlock.New(&stingy{inner, ttl / 3}, distlock.WithTTL(ttl), distlock.WithSafetyMargin(ttl/2))
+		e.is(err, nil)
+		defer l.Close()
+		start := time.Now()
+		_, err = l.Lock(bg, "n")
+		e.took(start, 0, soon)
+		if _, ok := errors.AsType[*driver.PermanentError](err); !ok || !strings.Contains(err.Error(), "margin") {
+			e.Errorf("Lock: %v", err)
+		}
+		synctest.Wait()
+		if e.s.Inspect("n").Held {
+			e.Error("the grant was not given back")
+		}
+	})
 }
 
 // lateError is a driver whose next try fails after a while: what a driver does

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	randv2 "math/rand/v2"
 	"time"
 
@@ -34,8 +35,9 @@ type contender struct {
 
 	gate     *gate
 	attempts int
-	last     error // what kept it from the lock: ErrHeld, or an error of transport
-	waited   bool  // an EventWaiting was told
+	held     bool    // the lock was taken when that was last known
+	last     error   // the last error of transport since then
+	told     [2]bool // EventWaiting was told: for a holder, for a server
 }
 
 // attempt is one Owner's way to the server. An Owner is never used again after
@@ -220,6 +222,10 @@ func (n *contender) accept(ctx context.Context, a *attempt, dg driver.Grant) (*L
 	kp := c.keeperFor(kd, every, maxBatch, dg.TTL)
 	g := c.take(n.name, dg, kp, n.cfg.fixed > 0 && !kp.shared)
 	a.g = g
+	if err == nil && g.valid.length <= 0 {
+		err = &driver.PermanentError{Err: fmt.Errorf("distlock: the server granted a TTL of %v, which is not longer than the safety margin of %v",
+			dg.TTL, c.cfg.marginFor(dg.TTL))}
+	}
 	if err == nil {
 		err = n.fresh(ctx, a, g)
 	}
@@ -401,7 +407,7 @@ func (n *contender) queue(ctx context.Context, q driver.Queuer) (driver.Grant, *
 		case errors.Is(err, ErrHeld):
 			a.unclear = false
 			a = n.newAttempt()
-			n.last = ErrHeld
+			n.isHeld()
 		case !errors.Is(err, ErrNotHeld): // else the place is gone, and a new one is taken
 			n.failing(ctx, err)
 			a = n.again(a, err)
@@ -436,13 +442,13 @@ func (n *contender) stand(ctx context.Context, a *attempt, t driver.Ticket) (dri
 		gone()
 	}
 	n.gate.set(gateTaken)
-	n.last = ErrHeld
+	n.isHeld()
 	c.mu.Unlock()
 
 	waiting := time.AfterFunc(waitsAfter, func() {
 		c.mu.Lock()
 		defer c.unlock()
-		n.waits()
+		n.waits(nil)
 	})
 	dg, err := n.waitTurn(waits, t)
 	waiting.Stop()
@@ -529,7 +535,7 @@ func (n *contender) leave(t driver.Ticket) {
 // heardHeld takes the answer that somebody else has the lock.
 func (n *contender) heardHeld(err error) {
 	c := n.c
-	n.last = ErrHeld
+	n.isHeld()
 	var held *driver.HeldError
 	var kd driver.Keeper
 	var every time.Duration
@@ -545,23 +551,36 @@ func (n *contender) heardHeld(err error) {
 	}
 	if !n.try {
 		n.gate.set(gateTaken)
-		n.waits()
+		n.waits(nil)
 	}
 }
 
-// waits tells observers, once, that this Lock has begun to wait; mutex held.
-func (n *contender) waits() {
-	if !n.waited {
-		n.waited = true
-		n.c.emit(n.ctx, Event{Kind: EventWaiting, Name: n.name})
+func (n *contender) isHeld() { n.held, n.last = true, nil }
+
+// waits tells observers, once, that this Lock has begun to wait for a holder,
+// or, because of err, for the server; mutex held.
+func (n *contender) waits(err error) {
+	told := &n.told[0]
+	if err != nil {
+		told = &n.told[1]
+	}
+	if !*told {
+		*told = true
+		n.c.emit(n.ctx, Event{Kind: EventWaiting, Name: n.name, Err: err})
 	}
 }
 
 // failing notes what keeps n from the lock. What ctx's end did to a request in
 // flight says less than what was known before.
 func (n *contender) failing(ctx context.Context, err error) {
-	if n.last == nil || ctx.Err() == nil {
-		n.last = err
+	if ctx.Err() != nil && (n.held || n.last != nil) {
+		return
+	}
+	n.last = err
+	if !n.try {
+		n.c.mu.Lock()
+		defer n.c.unlock()
+		n.waits(err)
 	}
 }
 
@@ -571,7 +590,14 @@ func (n *contender) gaveUp(ctx context.Context) error {
 	if n.ctx.Err() != nil {
 		ctx = n.ctx
 	}
-	return &waitError{contextError(ctx), n.last}
+	e := &waitError{ctxErr: contextError(ctx)}
+	if n.held {
+		e.why = append(e.why, ErrHeld)
+	}
+	if n.last != nil {
+		e.why = append(e.why, n.last)
+	}
+	return e
 }
 
 // failed is the error of a single attempt.

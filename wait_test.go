@@ -63,6 +63,20 @@ func TestTimedOutWaitMatchesErrHeldAndTheContextsError(t *testing.T) {
 	})
 }
 
+func TestWaitThatLosesItsServerStillKnowsOfTheHolder(t *testing.T) {
+	where(t, func(o membackend.Options) bool { return o.Polling }, func(e *env) {
+		rival := e.locker("b")
+		e.lock(e.locker("a"), "n")
+		ctx, cancel := context.WithTimeout(bg, 4*ttl)
+		defer cancel()
+		waits := e.waitsFor(ctx, rival, "n")
+		e.inject(membackend.Fault{Op: membackend.Acquire, Locker: "b", Times: -1, Kind: membackend.FailBefore, Err: errOfTransport})
+		e.is((<-waits).err, context.DeadlineExceeded, distlock.ErrHeld, errOfTransport)
+	})
+}
+
+var errOfTransport = errors.New("broken pipe")
+
 func TestCancelledWaitLeavesNothing(t *testing.T) {
 	each(t, func(e *env) {
 		l, rival := e.locker("a"), e.locker("b")
