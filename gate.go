@@ -46,12 +46,12 @@ func (n *contender) enter(ctx context.Context) (*gate, error) {
 	n.isHeld()
 	mine := make(chan struct{})
 	place := g.waiters.PushBack(mine)
-	c.unlock()
-	select {
-	case <-mine:
-	case <-ctx.Done():
-	}
-	c.mu.Lock()
+	c.unlocked(func() {
+		select {
+		case <-mine:
+		case <-ctx.Done():
+		}
+	})
 	select {
 	case <-mine: // it is ours even if ctx ended at the same time
 		if ctx.Err() == nil {
@@ -76,12 +76,12 @@ func (g *gate) tryEnter(ctx context.Context, n *contender) (*gate, error) {
 		}
 		changed := g.changed
 		g.trying++
-		c.unlock()
-		select {
-		case <-changed:
-		case <-ctx.Done():
-		}
-		c.mu.Lock()
+		c.unlocked(func() {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		})
 		g.trying--
 		if ctx.Err() != nil {
 			g.tidy()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -421,6 +422,24 @@ func TestRenewStartsAFixedLeaseAnew(t *testing.T) {
 		start := time.Now()
 		e.lost(lk, ttl, distlock.Expired)
 		e.took(start, ttl-margin, ttl)
+	})
+}
+
+func TestOverlappingRenewsOfAFixedLeaseShortenNothing(t *testing.T) {
+	where(t, shared, func(e *env) {
+		l := e.locker("a")
+		lk := e.lock(l, "n", distlock.WithFixedLease(ttl/2)) // less than what the session has
+		e.inject(membackend.Fault{Op: membackend.Renew, Times: -1, Kind: membackend.SlowReply, Delay: ttl / 10})
+		var all sync.WaitGroup
+		for range 20 { // the second and all after it are answered together, in any order
+			all.Go(func() { e.is(lk.Renew(bg), nil) })
+			time.Sleep(time.Millisecond)
+		}
+		last := time.Now().Add(-time.Millisecond)
+		all.Wait()
+		if got := lk.ValidUntil().Sub(last); got < ttl/2 {
+			e.Errorf("valid for %v after the last call, want %v", got, ttl/2)
+		}
 	})
 }
 

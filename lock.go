@@ -179,7 +179,7 @@ func (l *Lock) Renew(ctx context.Context) error {
 	switch {
 	case l.err != nil:
 		err = l.endedErr()
-	case err == nil && h.fixed.length > 0:
+	case err == nil && h.fixed.length > 0 && before.After(h.fixed.from):
 		h.fixed.from = before
 		h.setLimit()
 	}

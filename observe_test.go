@@ -84,6 +84,30 @@ func TestObserverMayUseTheLock(t *testing.T) {
 	})
 }
 
+func TestObserverThatPanicsDoesNotTakeTheMutexAlong(t *testing.T) {
+	each(t, func(e *env) {
+		l := e.locker("a", distlock.WithObserver(distlock.ObserverFunc(func(_ context.Context, ev distlock.Event) {
+			if ev.Kind == distlock.EventWaiting && ev.Name == "n" {
+				panic("observer")
+			}
+		})))
+		lk := e.lock(l, "n")
+		func() {
+			defer func() {
+				if recover() == nil {
+					e.Error("no panic")
+				}
+			}()
+			ctx, cancel := context.WithTimeout(bg, ttl)
+			defer cancel()
+			_, _ = l.Lock(ctx, "n")
+		}()
+		e.held(lk)
+		e.unlock(lk)
+		e.unlock(e.lock(l, "m"))
+	})
+}
+
 // logText is what was logged, by several goroutines.
 type logText struct {
 	mu   sync.Mutex

@@ -274,17 +274,18 @@ func (n *contender) fresh(ctx context.Context, a *attempt, g *grant) error {
 			return nil
 		}
 		asked, next, retry := g.renewNow(), kp.interval, retryPause(kp.ttl)
-		c.unlock()
-		err := ctx.Err()
-		select {
-		case err = <-asked:
-		case <-ctx.Done():
-		}
-		if err != nil && ctx.Err() == nil && !errors.Is(err, ErrNotHeld) {
-			n.last = err
-			n.pause(ctx, min(retry, next), nil)
-		}
-		c.mu.Lock()
+		var err error
+		c.unlocked(func() {
+			select {
+			case err = <-asked:
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+			if err != nil && ctx.Err() == nil && !errors.Is(err, ErrNotHeld) {
+				n.last = err
+				n.pause(ctx, min(retry, next), nil)
+			}
+		})
 		switch {
 		case errors.Is(err, ErrNotHeld):
 			return &staleGrant{err}
@@ -292,9 +293,7 @@ func (n *contender) fresh(ctx context.Context, a *attempt, g *grant) error {
 			return n.gaveUp(ctx)
 		case err == nil && c.left(g.valid) < g.ttl/4 && !kp.retired:
 			// One renewal need not move From (ZooKeeper's takes three).
-			c.unlock()
-			n.pause(ctx, next, nil)
-			c.mu.Lock()
+			c.unlocked(func() { n.pause(ctx, next, nil) })
 		}
 	}
 }
