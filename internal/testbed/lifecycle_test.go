@@ -73,6 +73,7 @@ func TestServersEndWithTheirProgram(t *testing.T) {
 			if _, err := exec.LookPath("docker"); err != nil && sig == syscall.SIGKILL && provider(t) == "containers" {
 				t.Skip("the docker command is missing: without it a killed program's containers stay until the next one")
 			}
+			testbed.Redis(t) // skips where there is no server
 			cmd, addrs := startHelper(t)
 			for _, addr := range addrs {
 				c, err := net.Dial("tcp", addr)
@@ -168,6 +169,7 @@ func TestBedClose(t *testing.T) {
 	if os.Getenv("DISTLOCK_TESTBED") == "external" {
 		t.Skip("external servers are not closed; choose another DISTLOCK_TESTBED to test this")
 	}
+	testbed.Redis(t) // skips where there is no server
 	b, err := testbed.Open(t.Context(), testbed.Config{Log: io.Discard, Durable: true})
 	if err != nil {
 		t.Fatal(err)
