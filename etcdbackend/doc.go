@@ -16,8 +16,10 @@
 // An acquire whose outcome stayed unknown and which is given up is undone by
 // deleting its key and writing an abort key, which each acquire's transaction
 // compares: one that arrives later is refused. So no key is left in the queue
-// that nobody knows of, though the lease lives on. There is one abort key for a
-// lease and name, and it ends with the lease.
+// that nobody knows of, though the lease lives on. A lease has at most 64 abort
+// keys, each for the names with one hash, and they end with the lease. A
+// transaction that is refused because another of these names was given up
+// meanwhile is sent again within the attempt.
 //
 // A waiter is woken by the deletion of the key before its own. All names that a
 // Locker waits for or holds are watched on one stream, each from the present on,

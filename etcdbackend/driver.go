@@ -162,13 +162,20 @@ func (b *backend) enter(ctx context.Context, req driver.Request, queue bool) (*e
 			return nil, err
 		}
 		e, err := s.enter(ctx, req, queue)
-		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound), errors.Is(err, errLeaseGone):
 			s.end(errLeaseGone)
-			if n < maxLeases {
-				continue
+		case errors.Is(err, errRetired):
+			// What was put on the old lease would stand before a second sending.
+			if err := b.revoke(ctx, s.id); err != nil {
+				return nil, err
 			}
+		default:
+			return e, err
 		}
-		return e, err
+		if n == maxLeases {
+			return nil, err
+		}
 	}
 }
 
@@ -185,7 +192,8 @@ func (b *backend) enter(ctx context.Context, req driver.Request, queue bool) (*e
 // its present revision. Otherwise the lock is held (only in a try).
 func (s *session) enter(ctx context.Context, req driver.Request, queue bool) (e *entry, err error) {
 	b := s.b
-	dir, key, abort := b.dir(req.Name), b.entry(req.Name, s.id, req.Owner), b.abort(req.Name, s.id)
+	bucket := bucketOf(req.Name)
+	dir, key, abort := b.dir(req.Name), b.entry(req.Name, s.id, req.Owner), b.abort(s.id, bucket)
 	again := s.admit(req.Owner)
 	sp := b.hub.join(dir, key)
 	defer func() {
@@ -207,7 +215,7 @@ func (s *session) enter(ctx context.Context, req driver.Request, queue bool) (e 
 		// Whoever calls Abandon ends ctx first. So a revision that was read before
 		// ctx was seen alive is not that of such an abort, which then refuses what
 		// is sent here.
-		seen := s.abortRev(req.Name)
+		seen := s.abortRev(bucket)
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -224,7 +232,7 @@ func (s *session) enter(ctx context.Context, req driver.Request, queue bool) (e 
 			return nil, b.classify(ctx, err)
 		}
 		if err := s.err(); err != nil {
-			return nil, err // retired meanwhile: what was put goes with the lease
+			return nil, err // what was put goes with the lease
 		}
 		e := &entry{s: s, req: req, key: key, spot: sp, again: again, rev: r.Header.Revision}
 		if r.Succeeded {
@@ -239,7 +247,7 @@ func (s *session) enter(ctx context.Context, req driver.Request, queue bool) (e 
 		if kvs := r.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
 			seen = kvs[0].ModRevision
 		}
-		s.saw(req.Name, seen)
+		s.saw(bucket, seen)
 		switch {
 		case len(own) > 0:
 			e.rev, e.again = own[0].CreateRevision, true
@@ -345,12 +353,13 @@ func (e *entry) Release(ctx context.Context) error {
 	if e.done || e.s.err() != nil {
 		return driver.ErrNotHeld
 	}
+	bucket := bucketOf(e.req.Name)
 	mine := clientv3.Compare(clientv3.CreateRevision(e.key), "=", e.rev)
 	var then, other []clientv3.Op
 	if e.again {
 		// Once the key is gone, a late sending of the acquire would find its
 		// place empty.
-		put := clientv3.OpPut(b.abort(e.req.Name, e.s.id), "", clientv3.WithLease(clientv3.LeaseID(e.s.id)))
+		put := e.s.putAbort(bucket)
 		then, other = append(then, put), append(other, put)
 	}
 	r, err := b.commit(b.kv.Txn(clientv3.WithRequireLeader(ctx)).
@@ -364,7 +373,7 @@ func (e *entry) Release(ctx context.Context) error {
 		return b.classify(ctx, err)
 	}
 	if e.again {
-		e.s.saw(e.req.Name, r.Header.Revision)
+		e.s.saw(bucket, r.Header.Revision)
 	}
 	e.done = true
 	e.s.forget(e.req.Owner)

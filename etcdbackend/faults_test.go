@@ -67,6 +67,38 @@ func (r *rig) lateAttempt(req driver.Request, queue bool) (arrive func()) {
 	return func() { close(hold); <-done }
 }
 
+// loseAcquires loses all acquire transactions from now on.
+func (tp *tap) loseAcquires() {
+	tp.set(func(_ string, req any) fault {
+		if isAcquire(req) {
+			return fault{kind: loseRequest}
+		}
+		return fault{}
+	})
+}
+
+// giveUp makes an attempt at name that is lost, and abandons it.
+func (r *rig) giveUp(name string) {
+	r.t.Helper()
+	req := request(name, long)
+	r.tap.onAcquire(fault{kind: loseRequest})
+	if _, err := r.Acquire(bounded(r.t), req); err == nil {
+		r.t.Fatal("the attempt should have failed")
+	}
+	if err := r.Abandon(bounded(r.t), req); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// neighbour returns a name that shares name's abort key.
+func neighbour(name string) string {
+	for i := 0; ; i++ {
+		if n := fmt.Sprint(name, i); bucketOf(n) == bucketOf(name) {
+			return n
+		}
+	}
+}
+
 // An acquire transaction that reaches the server after its attempt was given up
 // takes nothing and leaves nothing, though its lease lives.
 func TestLateTransactionIsRefused(t *testing.T) {
@@ -111,6 +143,18 @@ func TestLateTransactionIsRefused(t *testing.T) {
 			again()
 			return 0
 		})
+		check("after abandon, between those of another name", func(t *testing.T, r *rig, req driver.Request) int {
+			r.giveUp(neighbour("a"))
+			arrive := r.lateAttempt(req, queue)
+			r.giveUp(neighbour("a"))
+			if err := r.Abandon(bounded(t), req); err != nil {
+				t.Fatal(err)
+			}
+			r.giveUp(neighbour("a"))
+			r.release(r.take(request(neighbour("a"), long)).Lease)
+			arrive()
+			return 0
+		})
 		check("after another sending was released", func(t *testing.T, r *rig, req driver.Request) int {
 			arrive := r.lateAttempt(req, queue)
 			end, err := r.attempt(req, queue)
@@ -144,17 +188,10 @@ func TestLateTransactionIsRefused(t *testing.T) {
 // abort key's revision was not known.
 func TestAbortCostsOthersOneTransaction(t *testing.T) {
 	r := newRig(t)
-	req := request("a", long)
-	r.tap.onAcquire(fault{kind: loseRequest})
-	if _, err := r.Acquire(bounded(t), req); err == nil {
-		t.Fatal("the attempt should have failed")
-	}
-	if err := r.Abandon(bounded(t), req); err != nil {
-		t.Fatal(err)
-	}
+	r.giveUp("a")
 	for _, known := range []bool{true, false} {
 		if !known {
-			clear(r.lease(long).aborts)
+			r.lease(long).aborts = [buckets]int64{}
 		}
 		r.tap.reset()
 		g := r.take(request("a", long))
@@ -164,12 +201,47 @@ func TestAbortCostsOthersOneTransaction(t *testing.T) {
 		r.release(g.Lease)
 	}
 	// Nor does an abort key that somebody has deleted stop anyone.
-	r.remove(r.abort("a", r.lease(long).id))
+	r.remove(r.abort(r.lease(long).id, bucketOf("a")))
 	r.release(r.take(request("a", long)).Lease)
-	// One abort key for a lease and name, however often; none after the lease.
-	for range 3 {
-		req := request("a", long)
-		r.tap.onAcquire(fault{kind: loseReply})
+
+	// Another name with the same abort key is given up while the transaction is
+	// under way; then one with another abort key.
+	for _, other := range []string{neighbour("a"), "b"} {
+		for _, queue := range []bool{false, true} {
+			r.tap.reset()
+			giveUp := fault{kind: slowRequest, between: func() { r.giveUp(other) }}
+			r.tap.onAcquire(giveUp)
+			end, err := r.attempt(request("a", long), queue)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Two of them are the other's: its attempt and its abort.
+			want := 3
+			if bucketOf(other) == bucketOf("a") {
+				want = 4
+			}
+			if n := r.tap.counts()["Txn"]; n != want {
+				t.Errorf("%s given up, queue: %t: %d transactions, want %d", other, queue, n, want)
+			}
+			if !queue {
+				r.tap.onAcquire(giveUp)
+				_, err := r.Acquire(bounded(t), request("a", long))
+				wantErr(t, "Acquire while held", err, driver.ErrHeld)
+			}
+			if err := end(bounded(t)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// A Locker that gives up more and more names, as those made of ids, leaves a
+// bounded number of keys; none after the lease.
+func TestAbortKeysAreBounded(t *testing.T) {
+	r := newRig(t)
+	r.tap.loseAcquires()
+	for i := range 3 * buckets {
+		req := request(fmt.Sprint("order-", i), long)
 		if _, err := r.Acquire(bounded(t), req); err == nil {
 			t.Fatal("the attempt should have failed")
 		}
@@ -184,8 +256,8 @@ func TestAbortCostsOthersOneTransaction(t *testing.T) {
 		}
 		return resp.Count
 	}
-	if n := count(); n != 1 {
-		t.Errorf("%d keys after four aborts, want 1", n)
+	if n := count(); n == 0 || n > buckets {
+		t.Errorf("%d keys after %d aborts, want 1 to %d", n, 3*buckets, buckets)
 	}
 	if err := r.lease(long).Retire(bounded(t)); err != nil {
 		t.Fatal(err)
@@ -193,6 +265,69 @@ func TestAbortCostsOthersOneTransaction(t *testing.T) {
 	if n := count(); n != 0 {
 		t.Errorf("%d keys after the lease, want 0", n)
 	}
+}
+
+// A lease that ends while an attempt is under way on it costs the attempt a new
+// lease, even if it was retired here and the server learns of that only later:
+// what the attempt had put on the old one does not stand in its way.
+func TestRetiredUnderAnAttempt(t *testing.T) {
+	ends := map[string]func(*testing.T, *session){
+		"retired here": func(_ *testing.T, s *session) { s.end(errRetired) },
+		"retired": func(t *testing.T, s *session) {
+			if err := s.Retire(bounded(t)); err != nil {
+				t.Error(err)
+			}
+		},
+		"revoked": func(t *testing.T, s *session) {
+			if err := s.b.revoke(bounded(t), s.id); err != nil {
+				t.Error(err)
+			}
+			wantErr(t, "keepalive", s.keepalive(bounded(t)).Err, driver.ErrNotHeld)
+		},
+	}
+	for _, queue := range []bool{false, true} {
+		for _, kind := range []faultKind{slowRequest, slowReply} {
+			for how, end := range ends {
+				t.Run(fmt.Sprintf("queue=%t/reply=%t/%s", queue, kind == slowReply, how), func(t *testing.T) {
+					r := newRig(t)
+					r.release(r.take(request("a", long)).Lease)
+					old := r.lease(long)
+					r.tap.onAcquire(fault{kind: kind, between: func() { end(t, old) }})
+					var g driver.Grant
+					if req := request("a", long); queue {
+						g = granted(t, await(t, r.queue(req)), soon)
+					} else {
+						g = r.take(req)
+					}
+					if g.Lease.Keeper() == driver.Keeper(old) {
+						t.Error("granted on a retired lease")
+					}
+					r.release(g.Lease)
+				})
+			}
+		}
+	}
+	t.Run("out of reach", func(t *testing.T) {
+		r := newRig(t)
+		r.release(r.take(request("a", long)).Lease)
+		old := r.lease(long)
+		r.tap.onAcquire(fault{kind: slowRequest, between: func() {
+			r.tap.once("LeaseRevoke", fault{kind: loseRequest})
+			if err := old.Retire(bounded(t)); err == nil {
+				t.Error("Retire should have failed")
+			}
+			r.tap.once("LeaseRevoke", fault{kind: loseRequest})
+		}})
+		req := request("a", long)
+		_, err := r.Acquire(bounded(t), req)
+		var fatal *driver.PermanentError
+		if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrNotHeld) || errors.As(err, &fatal) {
+			t.Errorf("Acquire: %v, want an error that is worth another try", err)
+		}
+		if g := r.take(request("b", long)); g.Lease.Keeper() == driver.Keeper(old) {
+			t.Error("granted on a retired lease")
+		}
+	})
 }
 
 func TestAbandonOfWhatWasNeverSent(t *testing.T) {
@@ -855,6 +990,19 @@ func TestRandomFaults(t *testing.T) {
 			persist(tk.Leave)
 		}
 	}
+	beside := neighbour("a")
+	disturb := func(b *rig) { // moves the abort key that "a" has too
+		for ctx.Err() == nil {
+			req := request(beside, long)
+			actx, acancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(5)+1)*time.Millisecond)
+			if g, err := b.Acquire(actx, req); err == nil {
+				persist(g.Lease.Release)
+			} else if !errors.Is(err, driver.ErrHeld) {
+				persist(func(ctx context.Context) error { return b.Abandon(ctx, req) })
+			}
+			acancel()
+		}
+	}
 	var wg sync.WaitGroup
 	rigs := []*rig{r, r.peer(), r.peer(), r.peer()}
 	for _, b := range rigs {
@@ -879,6 +1027,7 @@ func TestRandomFaults(t *testing.T) {
 		for range 2 {
 			wg.Go(func() { contend(b) })
 		}
+		wg.Go(func() { disturb(b) })
 	}
 	wg.Wait()
 	for _, b := range rigs {
@@ -892,8 +1041,10 @@ func TestRandomFaults(t *testing.T) {
 	if v := violations.Load(); v > 0 || grants.Load() == 0 || abandons.Load() == 0 {
 		t.Errorf("%d violations in %d grants, %d abandoned", v, grants.Load(), abandons.Load())
 	}
-	if keys := r.entries("a"); len(keys) > 0 {
-		t.Errorf("left: %v", slices.Sorted(slices.Values(keys)))
+	for _, name := range []string{"a", beside} {
+		if keys := r.entries(name); len(keys) > 0 {
+			t.Errorf("left: %v", slices.Sorted(slices.Values(keys)))
+		}
 	}
 	for _, b := range rigs {
 		if n := len(b.lease(long).owners); n != 0 {

@@ -29,7 +29,7 @@ type session struct {
 	mu     sync.Mutex
 	from   time.Time           // when the last confirmed request was sent
 	owners map[string]struct{} // sent and not yet known to be gone
-	aborts map[string]int64    // by name: modification revision of the abort key
+	aborts [buckets]int64      // modification revisions of the abort keys; 0: none
 
 	turn   chan struct{} // holds a token while a keepalive is under way
 	stream etcdserverpb.Lease_LeaseKeepAliveClient
@@ -103,7 +103,6 @@ func (sl *slot) open(ctx context.Context, b *backend, ttl time.Duration) (*sessi
 		id:     sl.pending,
 		from:   time.Now(),
 		owners: map[string]struct{}{},
-		aborts: map[string]int64{},
 		turn:   make(chan struct{}, 1),
 	}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
@@ -194,27 +193,37 @@ func (s *session) knows(owner string) bool {
 	return ok
 }
 
-func (s *session) abortRev(name string) int64 {
+func (s *session) abortRev(bucket int) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.aborts[name]
+	return s.aborts[bucket]
 }
 
 // saw notes a revision of the abort key. One that is older than what was noted
 // before, by an answer that comes late, costs a transaction, no more.
-func (s *session) saw(name string, rev int64) {
+func (s *session) saw(bucket int, rev int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.aborts[name] = rev
+	s.aborts[bucket] = rev
 }
 
-// abort makes acquire transactions for name that were sent before fail, and
-// deletes key. nil also if the lease is gone, and with it the key.
+// putAbort makes acquire transactions of the bucket that were sent before fail.
+func (s *session) putAbort(bucket int) clientv3.Op {
+	return clientv3.OpPut(s.b.abort(s.id, bucket), "", clientv3.WithLease(clientv3.LeaseID(s.id)))
+}
+
+// abort undoes what was sent for name with key, whether the server has seen it
+// or will. nil also if the lease is gone, and with it the key.
+//
+// What was sent earlier requires the abort key to have a revision that was known
+// before this abort was sent, so one below this abort's. The key's revision only
+// grows, whichever name of the bucket moves it next, and the key stays as long as
+// the lease, without which nothing can be put. So that revision never comes back.
+// A transaction of others that was under way is refused as well, learns the
+// present revision from its answer and is sent again.
 func (s *session) abort(ctx context.Context, name, key string) error {
-	r, err := s.b.commit(s.b.kv.Txn(clientv3.WithRequireLeader(ctx)).Then(
-		clientv3.OpPut(s.b.abort(name, s.id), "", clientv3.WithLease(clientv3.LeaseID(s.id))),
-		clientv3.OpDelete(key),
-	))
+	n := bucketOf(name)
+	r, err := s.b.commit(s.b.kv.Txn(clientv3.WithRequireLeader(ctx)).Then(s.putAbort(n), clientv3.OpDelete(key)))
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		s.end(errLeaseGone)
 		return nil
@@ -222,7 +231,7 @@ func (s *session) abort(ctx context.Context, name, key string) error {
 	if err != nil {
 		return s.b.classify(ctx, err)
 	}
-	s.saw(name, r.Header.Revision)
+	s.saw(n, r.Header.Revision)
 	return nil
 }
 

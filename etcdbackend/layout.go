@@ -2,6 +2,7 @@ package etcdbackend
 
 import (
 	"fmt"
+	"hash/fnv"
 
 	"example.com/distlock/internal/pathname"
 )
@@ -29,7 +30,20 @@ func (l layout) entry(name string, lease int64, owner string) string {
 }
 
 // abort is the key whose modification makes transactions that were sent before
-// fail: one for each lease and name, outside the queue.
-func (l layout) abort(name string, lease int64) string {
-	return l.prefix + fmt.Sprintf("abort/%016x/", lease) + pathname.Escape(name)
+// fail: one for each lease and bucket, outside the queues.
+func (l layout) abort(lease int64, bucket int) string {
+	return l.prefix + fmt.Sprintf("abort/%016x/%d", lease, bucket)
+}
+
+// buckets bounds the abort keys of a lease. None of them can be deleted before
+// the lease ends, since a transaction may be on its way for any time, and names
+// made of ids would add up. In exchange an abort makes those transactions fail
+// and be sent again that are under way at that moment in 1/64 of the names.
+const buckets = 64
+
+// bucketOf is the bucket of a name: its 32-bit FNV-1a hash modulo buckets.
+func bucketOf(name string) int {
+	h := fnv.New32a()
+	h.Write([]byte(name))
+	return int(h.Sum32() % buckets)
 }

@@ -1,6 +1,7 @@
 package etcdbackend
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -18,7 +19,7 @@ func TestWireDocument(t *testing.T) {
 		t.Fatal("no section etcd")
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
-	vectors := regexp.MustCompile("(?m)^\\| `([^`]*)` \\| `(distlock/[^`]*/)` \\|$").FindAllStringSubmatch(section, -1)
+	vectors := regexp.MustCompile("(?m)^\\| `([^`]*)` \\| `(distlock/[^`]*/)` \\| ([0-9]+) \\|$").FindAllStringSubmatch(section, -1)
 	if len(vectors) < 6 {
 		t.Fatalf("%d vectors", len(vectors))
 	}
@@ -30,12 +31,16 @@ func TestWireDocument(t *testing.T) {
 		if got := l.dir(v[1]); got != v[2] {
 			t.Errorf("lock %q: %s, the document says %s", v[1], got, v[2])
 		}
+		if got := fmt.Sprint(bucketOf(v[1])); got != v[3] {
+			t.Errorf("lock %q: bucket %s, the document says %s", v[1], got, v[3])
+		}
 	}
 	const lease = 0x7587890c5d1a7a02
 	for _, want := range []string{
 		"`" + l.version() + "` | none | `" + layoutVersion + "`",
+		fmt.Sprintf("a decimal number below %d", buckets),
 		"`" + l.entry("job", lease, "0Ab_-xyz") + "`",
-		"`" + l.abort("job", lease) + "`",
+		"`" + l.abort(lease, bucketOf("job")) + "`",
 	} {
 		if !strings.Contains(section, want) {
 			t.Errorf("the document does not say %s", want)

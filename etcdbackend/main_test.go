@@ -54,7 +54,7 @@ type fault struct {
 	wait <-chan struct{} // for lateRequest: when it goes on
 	done chan struct{}   // for lateRequest: closed when it has been answered
 
-	between func() // for slowReply
+	between func() // for slowRequest and slowReply
 }
 
 type faultKind int
@@ -64,6 +64,7 @@ const (
 	loseRequest           // never sent, the caller is told "unavailable"
 	loseReply             // applied, the caller is told "unavailable"
 	lateRequest           // the caller is told "unavailable" at once, the request is sent later
+	slowRequest           // between is called before the request is sent
 	slowReply             // between is called after the server's answer, before the caller has it
 )
 
@@ -123,6 +124,8 @@ func (tp *tap) unary(ctx context.Context, full string, req, reply any, cc *grpc.
 			return err
 		}
 		return lost
+	case slowRequest:
+		f.between()
 	case slowReply:
 		err := invoke(ctx, full, req, reply, cc, opts...)
 		f.between()
