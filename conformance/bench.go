@@ -43,7 +43,8 @@ func Loads() []Load {
 }
 
 // Bench measures a backend under all Loads. Rows are named
-// backend=NAME/clients=N/keys=N, as benchstat wants them. Besides ns/op, the time
+// backend=NAME/clients=N/keys=N, as benchstat wants them, with /lockers=1 behind
+// that where the clients share one Locker. Besides ns/op, the time
 // of the whole benchmark divided by the cycles of all clients, it reports
 // cycles/s, and p50-ns and p99-ns of the time that one client's Lock and Unlock
 // take together. Two holders at a time, or a token out of order where Fencing is

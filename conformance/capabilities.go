@@ -30,7 +30,7 @@ func capabilities() []clause {
 		{
 			name:  "capabilities/fencing-not-claimed",
 			rule:  "A backend whose tokens increase from holder to holder claims Fencing.",
-			needs: not(fences),
+			needs: all(not(fences)),
 			run: func(e *env) {
 				ls, name := e.lockers(3), e.name("x")
 				var tokens []distlock.Token
@@ -47,7 +47,7 @@ func capabilities() []clause {
 		{
 			name:  "capabilities/fifo-not-claimed",
 			rule:  "A backend that serves contenders in order of arrival claims FIFO.",
-			needs: not(fifo),
+			needs: all(not(fifo)),
 			run: func(e *env) {
 				// With FIFO nobody overtakes, whoever is quick. Without it the one that
 				// has just unlocked mostly can, and by chance all rounds are in order
@@ -95,7 +95,7 @@ func capabilities() []clause {
 		{
 			name:  "capabilities/push-not-claimed",
 			rule:  "A backend whose server wakes waiters claims Push.",
-			needs: not(pushes),
+			needs: all(not(pushes)),
 			waits: true,
 			run: func(e *env) {
 				if e.woken("x") {

@@ -175,7 +175,7 @@ func closing() []clause {
 		{
 			name:  "close/out-of-reach",
 			rule:  "Close ends within the release timeout with the backend out of reach; waits end with ErrClosed, holders are told, and what could not be released is free after its TTL.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				a, b, name := e.brief(distlock.WithReleaseTimeout(300*time.Millisecond)), e.locker(), e.name("x")

@@ -1,7 +1,9 @@
 package conformance_test
 
 import (
+	"fmt"
 	"regexp"
+	"strings"
 	"testing"
 
 	"example.com/distlock/conformance"
@@ -32,7 +34,7 @@ func TestCases(t *testing.T) {
 		}
 	}
 	for _, area := range []string{
-		"exclusion", "waiting", "fairness", "loss", "fencing", "names", "ttl", "reentry", "errors", "close", "capabilities",
+		"exclusion", "waiting", "fairness", "loss", "fencing", "names", "ttl", "reentry", "errors", "close", "driver", "capabilities",
 	} {
 		if areas[area] < 3 {
 			t.Errorf("area %q has %d cases", area, areas[area])
@@ -62,6 +64,27 @@ func TestEveryCaseRuns(t *testing.T) {
 	for _, c := range conformance.Cases() {
 		if !registered[c.Name] {
 			t.Errorf("case %q runs nowhere", c.Name)
+		}
+	}
+}
+
+// TestNotRun checks what Run logs of a harness without abilities.
+func TestNotRun(t *testing.T) {
+	bare := struct{ conformance.Harness }{newTownHall(t)}
+	got := conformance.NotRun(bare)
+	for _, want := range []string{
+		fmt.Sprintf("%d of %d cases were not run\n", len(conformance.Cases())-len(conformance.For(bare)), len(conformance.Cases())),
+		"need a harness that is a DriverOpener:\n", "\tdriver/release-checks-the-owner\n",
+		"1 need a harness that is a Delayer:\n\tloss/deadline-counts-from-the-request",
+		"need a harness that is a Restarter:\n", "need a backend that claims FIFO:\n", "1 need a backend that claims no Fencing:\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("lacks %q:\n%s", want, got)
+		}
+	}
+	for _, c := range conformance.For(bare) {
+		if strings.Contains(got, c.Name+"\n") {
+			t.Errorf("%s is said not to run", c.Name)
 		}
 	}
 }

@@ -140,7 +140,7 @@ func errorsArea() []clause {
 		{
 			name:  "errors/try-out-of-reach",
 			rule:  "With the backend out of reach TryLock ends by itself within its own bound, with an error that names backend and lock and is not ErrHeld.",
-			needs: partitions,
+			needs: all(partitions),
 			run: func(e *env) {
 				l, name := e.locker(distlock.WithTryTimeout(300*time.Millisecond)), e.name("x")
 				e.unlock(e.lock(l, e.name("warm-up")))
@@ -167,7 +167,7 @@ func errorsArea() []clause {
 		{
 			name:  "errors/unlock-out-of-reach",
 			rule:  "Unlock that cannot reach the backend ends within the release timeout with an error; the holding has ended, is not reported lost, and is released as soon as the backend is reached, when Unlock is nil once and ErrNotHeld from then on.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				a, b, name := e.locker(distlock.WithReleaseTimeout(300*time.Millisecond)), e.locker(), e.name("x")
@@ -198,7 +198,7 @@ func errorsArea() []clause {
 		{
 			name:  "errors/abandoned-release-goes-on",
 			rule:  "A release that could not be confirmed goes on in the background: others get the name soon after the connection is healed, without another Unlock.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				a, b, name := e.locker(distlock.WithReleaseTimeout(300*time.Millisecond)), e.locker(), e.name("x")

@@ -122,7 +122,7 @@ func exclusion() []clause {
 		{
 			name:  "exclusion/processes",
 			rule:  "Holders in different processes exclude each other.",
-			needs: spawns,
+			needs: all(spawns),
 			run: func(e *env) {
 				name := e.name("x")
 				here, p, q := e.locker(), e.spawn(e.long), e.spawn(e.long)
@@ -172,7 +172,7 @@ func exclusion() []clause {
 		{
 			name:  "exclusion/late-release-is-harmless",
 			rule:  "A release that reaches the backend after somebody else got the name removes nothing: release checks the owner.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				a, b, c, name := e.brief(distlock.WithReleaseTimeout(200*time.Millisecond)), e.locker(), e.locker(), e.name("x")
@@ -191,7 +191,7 @@ func exclusion() []clause {
 		{
 			name:  "exclusion/own-late-release-is-harmless",
 			rule:  "A release that is still open when its own Locker takes the name again removes nothing of the new holding: each acquisition is an owner of its own.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				a, b, name := e.locker(distlock.WithReleaseTimeout(200*time.Millisecond)), e.locker(), e.name("x")
@@ -238,7 +238,7 @@ func exclusion() []clause {
 		{
 			name:  "exclusion/survives-restart",
 			rule:  "A restart of the backend that keeps its data takes no lock from its holder.",
-			needs: restarts,
+			needs: all(restarts),
 			run: func(e *env) {
 				a, b, name := e.locker(), e.locker(), e.name("x")
 				lk := e.take(a, name)

@@ -27,7 +27,7 @@ func fairness() []clause {
 		{
 			name:  "fairness/arrival-order",
 			rule:  "With FIFO, contenders from different Lockers are served in the order in which they came.",
-			needs: fifo,
+			needs: all(fifo),
 			run: func(e *env) {
 				const n = 8
 				name := e.name("x")
@@ -43,7 +43,7 @@ func fairness() []clause {
 		{
 			name:  "fairness/order-without-those-who-left",
 			rule:  "With FIFO, those who give up don't change the order of those who stay.",
-			needs: fifo,
+			needs: all(fifo),
 			run: func(e *env) {
 				const n = 7
 				name := e.name("x")
@@ -69,7 +69,7 @@ func fairness() []clause {
 		{
 			name:  "fairness/last-holder-goes-behind",
 			rule:  "With FIFO, a holder that unlocks and locks again stands behind those who wait already.",
-			needs: fifo,
+			needs: all(fifo),
 			run: func(e *env) {
 				name := e.name("x")
 				ls := e.lockers(4)
@@ -86,7 +86,7 @@ func fairness() []clause {
 		{
 			name:  "fairness/no-overtaking-by-try",
 			rule:  "With FIFO, TryLock does not overtake those who wait.",
-			needs: fifo,
+			needs: all(fifo),
 			run: func(e *env) {
 				name := e.name("x")
 				ls := e.lockers(4)

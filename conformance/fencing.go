@@ -12,7 +12,7 @@ func fencing() []clause {
 		{
 			name:  "fencing/tokens-grow",
 			rule:  "With Fencing, tokens strictly increase from holder to holder of a name, and none is 0.",
-			needs: fences,
+			needs: all(fences),
 			run: func(e *env) {
 				ls, name := e.lockers(3), e.name("x")
 				var f fence
@@ -26,7 +26,7 @@ func fencing() []clause {
 		{
 			name:  "fencing/tokens-grow-under-contention",
 			rule:  "With Fencing, tokens increase in the order in which contenders hold the name, however many wait.",
-			needs: fences,
+			needs: all(fences),
 			run: func(e *env) {
 				const contenders, rounds = 5, 6
 				name := e.name("x")
@@ -55,7 +55,7 @@ func fencing() []clause {
 		{
 			name:  "fencing/token-is-constant",
 			rule:  "A holding has one token from Lock to its end: renewals don't change it. Afterwards Token is 0.",
-			needs: fences,
+			needs: all(fences),
 			run: func(e *env) {
 				lk := e.take(e.locker(), e.name("x"))
 				tok := lk.Token()
@@ -76,7 +76,7 @@ func fencing() []clause {
 		{
 			name:  "fencing/grows-over-end-of-lease",
 			rule:  "With Fencing, tokens increase over leases that ended without an unlock.",
-			needs: fences,
+			needs: all(fences),
 			waits: true,
 			run: func(e *env) {
 				a, b, name := e.brief(), e.locker(), e.name("x")
@@ -110,7 +110,7 @@ func fencing() []clause {
 		{
 			name:  "fencing/grows-over-new-lockers",
 			rule:  "With Fencing, tokens increase although every Locker that ever held the name has been closed: the backend remembers, not the client.",
-			needs: fences,
+			needs: all(fences),
 			run: func(e *env) {
 				name := e.name("x")
 				var f fence
@@ -144,7 +144,7 @@ func fencing() []clause {
 		{
 			name:  "fencing/grows-over-failed-attempts",
 			rule:  "With Fencing, attempts that failed or were given up don't disturb the order of the tokens.",
-			needs: fences,
+			needs: all(fences),
 			run: func(e *env) {
 				a, b, name := e.locker(), e.locker(), e.name("x")
 				var f fence
@@ -162,7 +162,7 @@ func fencing() []clause {
 		{
 			name:  "fencing/many-names",
 			rule:  "With Fencing, every name has an order of its own that use of other names does not disturb.",
-			needs: fences,
+			needs: all(fences),
 			run: func(e *env) {
 				const n = 8
 				a, b := e.locker(), e.locker()
@@ -183,7 +183,7 @@ func fencing() []clause {
 		{
 			name:  "fencing/stale-write-refused",
 			rule:  "A holder that stood still while a rival got in and wrote is refused by a store that remembers the highest token.",
-			needs: all(fences, spawns, func(subject) bool { return canStop }),
+			needs: all(fences, stops),
 			waits: true,
 			run: func(e *env) {
 				name := e.name("x")

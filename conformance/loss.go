@@ -48,7 +48,7 @@ func loss() []clause {
 		{
 			name:  "loss/told-before-rival",
 			rule:  "A holder that is cut off is told of the loss before a rival can get the name: Err, Token and ValidUntil say so by then at the latest.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				a, b, name := e.brief(), e.brief(), e.name("x")
@@ -73,7 +73,7 @@ func loss() []clause {
 		{
 			name:  "loss/channel-before-rival",
 			rule:  "The signal comes in time too: Lost() of a holder that is cut off is closed before a rival gets the name, although its renewals hang.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				// The margin is what a timer may be late; a process that stands
@@ -99,7 +99,7 @@ func loss() []clause {
 		{
 			name:  "loss/acquire-extends-no-session",
 			rule:  "The deadline of a lock taken on a session that has been there for a while counts from the session's last confirmation, not from the acquire: cut off right after it, the holder is told before a rival gets in.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				a, b, name := e.brief(), e.brief(), e.name("x")
@@ -116,7 +116,7 @@ func loss() []clause {
 		{
 			name:  "loss/deadline-counts-from-the-request",
 			rule:  "The deadline counts from before the request was sent, not from its answer: over a slow connection too a holder knows of its end before a rival gets in.",
-			needs: delays,
+			needs: all(delays),
 			waits: true,
 			run: func(e *env) {
 				a, b, name := e.brief(distlock.WithTryTimeout(e.ttl)), e.locker(), e.name("x")
@@ -133,7 +133,7 @@ func loss() []clause {
 		{
 			name:  "loss/told-without-rival",
 			rule:  "A holder that is cut off is told when its deadline has passed, with Reason Expired, though nobody else wants the name and its renewals hang.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				a, name := e.brief(), e.name("x")
@@ -176,7 +176,7 @@ func loss() []clause {
 		{
 			name:  "loss/dropped-by-backend",
 			rule:  "A holder whose lease the backend has ended is told by the deadline of its last renewal, with Reason Revoked or Expired.",
-			needs: expires,
+			needs: all(expires),
 			waits: true,
 			run: func(e *env) {
 				name := e.name("x")
@@ -190,7 +190,7 @@ func loss() []clause {
 		{
 			name:  "loss/not-revived-by-renewal",
 			rule:  "Renewing never re-creates a lost lock: after the backend has dropped it, Renew fails and the name stays free for others.",
-			needs: expires,
+			needs: all(expires),
 			waits: true,
 			run: func(e *env) {
 				a, b, name := e.brief(), e.locker(), e.name("x")
@@ -209,7 +209,7 @@ func loss() []clause {
 		{
 			name:  "loss/successor-not-renewed-away",
 			rule:  "The renewals of a holder that was dropped do nothing to its successor's lock.",
-			needs: expires,
+			needs: all(expires),
 			waits: true,
 			run: func(e *env) {
 				a, b, c, name := e.brief(), e.locker(), e.locker(), e.name("x")
@@ -226,7 +226,7 @@ func loss() []clause {
 		{
 			name:  "loss/never-taken-back",
 			rule:  "A loss is final: when the connection is healed the holding stays lost, and its Unlock matches ErrLost.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				a, name := e.brief(), e.name("x")
@@ -244,7 +244,7 @@ func loss() []clause {
 		{
 			name:  "loss/short-outage-survived",
 			rule:  "Errors of communication are no loss: a holder that can renew again before its deadline keeps the lock.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				ttl := 2 * e.keepTTL()
@@ -287,7 +287,7 @@ func loss() []clause {
 		{
 			name:  "loss/lock-again-after-drop",
 			rule:  "After the backend has dropped its lease or session a Locker makes a new one: it takes the name again and keeps it.",
-			needs: expires,
+			needs: all(expires),
 			waits: true,
 			run: func(e *env) {
 				e.keeps(func(l distlock.Locker, name string) (*distlock.Lock, error) {
@@ -390,7 +390,7 @@ func loss() []clause {
 		{
 			name:  "loss/other-lockers-untouched",
 			rule:  "The end of one Locker's lease or session touches no lock of another Locker.",
-			needs: expires,
+			needs: all(expires),
 			run: func(e *env) {
 				a, b, c := e.brief(), e.locker(), e.locker()
 				mine, theirs := e.lock(a, e.name("mine")), e.lock(b, e.name("theirs"))
@@ -403,7 +403,7 @@ func loss() []clause {
 		{
 			name:  "loss/paused-process",
 			rule:  "A process that stood still beyond its TTL knows of the loss as soon as it looks, before any news from the backend, though a rival got in meanwhile.",
-			needs: all(spawns, func(subject) bool { return canStop }),
+			needs: all(stops),
 			waits: true,
 			run: func(e *env) {
 				name := e.name("x")
@@ -425,7 +425,7 @@ func loss() []clause {
 		{
 			name:  "loss/short-pause-survived",
 			rule:  "A process that stood still for a fraction of its TTL keeps its lock.",
-			needs: all(spawns, func(subject) bool { return canStop }),
+			needs: all(stops),
 			waits: true,
 			run: func(e *env) {
 				ttl := 2 * e.keepTTL()

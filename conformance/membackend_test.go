@@ -91,6 +91,12 @@ func (m *memory) NewLocker(t testing.TB, opts ...distlock.Option) distlock.Locke
 	return l
 }
 
+func (m *memory) OpenDriver(t testing.TB) driver.Driver {
+	t.Helper()
+	d, _ := m.driver(t)
+	return d
+}
+
 func (m *memory) Capabilities() driver.Capabilities {
 	d, err := membackend.NewDriver(membackend.NewStore(), &m.opts)
 	if err != nil {

@@ -97,7 +97,7 @@ func names() []clause {
 		{
 			name:  "names/invalid-before-any-request",
 			rule:  "A bad name is refused before anything is sent: with the backend out of reach the error is the same.",
-			needs: partitions,
+			needs: all(partitions),
 			run: func(e *env) {
 				l := e.locker()
 				e.unlock(e.lock(l, e.name("warm-up")))

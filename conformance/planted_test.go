@@ -102,6 +102,44 @@ var planted = []struct {
 		h.wrap = withFaults(func(*faults) {}) // as it should be, but the server ends all locks together
 		h.together = true
 	})},
+	{"release of any holder", "driver/release-checks-the-owner", brokenStore(releaseAny)},
+	{"release of any holder", "driver/second-release-is-harmless", brokenStore(releaseAny)},
+	{"'not mine' counts as confirmed", "driver/renew-checks-the-owner", broken(func(f *faults) {
+		f.confirm = func(c *driver.Confirm) {
+			if errors.Is(c.Err, driver.ErrNotHeld) {
+				*c = driver.Confirm{From: time.Now(), TTL: time.Second}
+			}
+		}
+	})},
+	{"renewal of any holder", "driver/renew-checks-the-owner", brokenStore(renewAny)},
+	{"abandoning of any holder", "driver/abandon-checks-the-owner", brokenStore(func(h *memory) {
+		h.wrap = withFaults(func(f *faults) {
+			f.abandon = func(req driver.Request) { h.store.Expire(req.Name) }
+		})
+	})},
+	{"abandoning does nothing", "driver/abandon-checks-the-owner", broken(func(f *faults) { f.deaf = true })},
+	{"numbers fall", "driver/granted-again", broken(func(f *faults) {
+		n := uint64(100)
+		f.grant = func(g *driver.Grant) { n--; g.Number = n }
+	})},
+	{"each request is a holding", "driver/granted-again", brokenStore(func(h *memory) {
+		h.wrap = withFaults(func(f *faults) {
+			sent := 0
+			f.request = func(*driver.Request) { sent++ }
+			f.release = func(ctx context.Context, name string, err error) error {
+				if sent > 1 {
+					_, _ = f.Driver.Acquire(ctx, driver.Request{Name: name, Owner: "the other holding", TTL: time.Minute})
+				}
+				return err
+			}
+		})
+	})},
+	{"a refused request keeps its place", "driver/refusal-leaves-nothing", brokenStore(queueRefused)},
+	{"asks the server for its name", "driver/known-without-a-server", broken(func(f *faults) { f.ignorant = true })},
+	{"another keeper each time", "driver/keeper", broken(func(f *faults) {
+		f.confirm = func(*driver.Confirm) {}
+		f.keeper = func(k driver.Keeper) driver.Keeper { return &struct{ driver.Keeper }{k} }
+	})},
 	{"no kind of number", "capabilities/consistent", claim(func(c *driver.Capabilities) { c.NumberKind = "" })},
 }
 
@@ -172,6 +210,11 @@ type faults struct {
 	grant   func(*driver.Grant)
 	confirm func(*driver.Confirm)
 	release func(ctx context.Context, name string, err error) error
+	abandon func(driver.Request)
+	keeper  func(driver.Keeper) driver.Keeper
+
+	deaf     bool // Abandon does nothing
+	ignorant bool // knows its claims from the server only
 }
 
 func withFaults(plant func(*faults)) func(driver.Driver) driver.Driver {
@@ -238,6 +281,9 @@ func claimOn(o membackend.Options, change func(*driver.Capabilities)) func() con
 
 func (f *faults) Capabilities(ctx context.Context) (driver.Capabilities, error) {
 	c, err := f.Driver.Capabilities(ctx)
+	if f.ignorant && err != nil {
+		return driver.Capabilities{}, err
+	}
 	if f.claims != nil {
 		f.claims(&c)
 	}
@@ -269,6 +315,16 @@ func (f *faults) Acquire(ctx context.Context, req driver.Request) (driver.Grant,
 	return g, nil
 }
 
+func (f *faults) Abandon(ctx context.Context, req driver.Request) error {
+	if f.abandon != nil {
+		f.abandon(req)
+	}
+	if f.deaf {
+		return nil
+	}
+	return f.Driver.Abandon(ctx, req)
+}
+
 type faultyLease struct {
 	driver.Lease
 	f    *faults
@@ -283,7 +339,13 @@ func (l faultyLease) Release(ctx context.Context) error {
 	return err
 }
 
-func (l faultyLease) Keeper() driver.Keeper { return faultyKeeper{l.Lease.Keeper(), l.f} }
+func (l faultyLease) Keeper() driver.Keeper {
+	k := driver.Keeper(faultyKeeper{l.Lease.Keeper(), l.f})
+	if l.f.keeper != nil {
+		k = l.f.keeper(k)
+	}
+	return k
+}
 
 type faultyKeeper struct {
 	driver.Keeper
@@ -310,6 +372,57 @@ func grantAnyway(req driver.Request, g driver.Grant, err error) (driver.Grant, e
 		return driver.Grant{Lease: nobodys{}, Number: 1, From: time.Now(), TTL: req.TTL}, nil
 	}
 	return g, err
+}
+
+// releaseAny has Release remove whoever holds the lock.
+func releaseAny(h *memory) {
+	h.wrap = withFaults(func(f *faults) {
+		f.release = func(_ context.Context, name string, err error) error { h.store.Expire(name); return err }
+	})
+}
+
+// renewAny has Renew prolong each lock that was taken, whoever's turn it is.
+func renewAny(h *memory) {
+	var mu sync.Mutex
+	var taken []driver.Lease
+	h.wrap = withFaults(func(f *faults) {
+		f.grant = func(g *driver.Grant) {
+			mu.Lock()
+			defer mu.Unlock()
+			taken = append(taken, g.Lease)
+		}
+		f.confirm = func(*driver.Confirm) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, l := range taken {
+				l.Keeper().Renew(context.Background(), []driver.Kept{l})
+			}
+		}
+	})
+}
+
+// queueRefused has refused requests served when the lock is free.
+func queueRefused(h *memory) {
+	var mu sync.Mutex
+	var refused []driver.Request
+	h.wrap = withFaults(func(f *faults) {
+		f.request = func(*driver.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, req := range refused {
+				_, _ = f.Driver.Acquire(context.Background(), req)
+			}
+		}
+		f.acquire = func(req driver.Request, g driver.Grant, err error) (driver.Grant, error) {
+			if errors.Is(err, driver.ErrHeld) {
+				mu.Lock()
+				defer mu.Unlock()
+				req.Owner += "'" // the Store would refuse one that has been answered
+				refused = append(refused, req)
+			}
+			return g, err
+		}
+	})
 }
 
 func sameNumber(g *driver.Grant) { g.Number = 1 }

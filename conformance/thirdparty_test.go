@@ -371,6 +371,8 @@ func (h *townHall) NewLocker(t testing.TB, opts ...distlock.Option) distlock.Loc
 	return l
 }
 
+func (h *townHall) OpenDriver(testing.TB) driver.Driver { return newClerk(h.addr, new(wire)) }
+
 func (h *townHall) Capabilities() driver.Capabilities {
 	caps, _ := new(clerk).Capabilities(context.Background()) // asks nobody
 	return caps

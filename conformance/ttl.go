@@ -25,7 +25,7 @@ func ttl() []clause {
 		{
 			name:  "ttl/below-minimum",
 			rule:  "A TTL below the backend's minimum is ErrInvalid, never rounded to nothing.",
-			needs: all(lockTTL, func(s subject) bool { return s.caps.MinTTL > 1 }),
+			needs: all(lockTTL, minTTL),
 			run: func(e *env) {
 				a, b, name := e.locker(), e.locker(), e.name("x")
 				for _, d := range []time.Duration{1, e.caps.MinTTL / 2, e.caps.MinTTL - 1} {
@@ -37,7 +37,7 @@ func ttl() []clause {
 		{
 			name:  "ttl/beyond-maximum",
 			rule:  "A TTL beyond the backend's maximum is ErrInvalid.",
-			needs: all(lockTTL, func(s subject) bool { return s.caps.MaxTTL > 0 }),
+			needs: all(lockTTL, maxTTL),
 			run: func(e *env) {
 				a, b, name := e.locker(), e.locker(), e.name("x")
 				for _, d := range []time.Duration{e.caps.MaxTTL + 1, 2 * e.caps.MaxTTL, math.MaxInt64} {
@@ -51,7 +51,7 @@ func ttl() []clause {
 		{
 			name:  "ttl/extremes",
 			rule:  "A very long TTL is refused with ErrInvalid or really kept: never a lock that others can have.",
-			needs: lockTTL,
+			needs: all(lockTTL),
 			run: func(e *env) {
 				a, b := e.locker(), e.locker()
 				for _, d := range []time.Duration{
@@ -76,7 +76,7 @@ func ttl() []clause {
 		{
 			name:  "ttl/of-its-own",
 			rule:  "With LockTTL each lock has the TTL that it was asked for: one with a short lease ends, one with a long TTL of the same Locker goes on.",
-			needs: lockTTL,
+			needs: all(lockTTL),
 			waits: true,
 			run: func(e *env) {
 				a, b := e.locker(), e.locker()
@@ -97,7 +97,7 @@ func ttl() []clause {
 		{
 			name:  "ttl/one-for-all",
 			rule:  "Without LockTTL a different TTL per call is ErrUnsupported; the Locker's own is not.",
-			needs: not(lockTTL),
+			needs: all(not(lockTTL)),
 			run: func(e *env) {
 				l, name := e.locker(), e.name("x")
 				e.badTTL(l, name, e.long+time.Second, distlock.ErrUnsupported)
@@ -107,7 +107,7 @@ func ttl() []clause {
 		{
 			name:  "ttl/not-carried-over",
 			rule:  "The TTL of one acquisition does not leak into the next: without an option it is the Locker's again.",
-			needs: lockTTL,
+			needs: all(lockTTL),
 			run: func(e *env) {
 				l, name := e.locker(), e.name("x")
 				e.unlock(e.take(l, name, distlock.WithTTL(e.ttl)))
@@ -220,7 +220,7 @@ func ttl() []clause {
 		{
 			name:  "ttl/backend-forgets",
 			rule:  "Nothing stays beyond its TTL: what a killed process held is free after about one TTL, without any help.",
-			needs: spawns,
+			needs: all(spawns),
 			waits: true,
 			run: func(e *env) {
 				p := e.spawn(e.ttl)

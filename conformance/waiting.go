@@ -28,7 +28,7 @@ func waiting() []clause {
 		{
 			name:  "waiting/pushed",
 			rule:  "With Push a waiter is woken by the server: it does not sleep through an unlock however rarely it would poll.",
-			needs: pushes,
+			needs: all(pushes),
 			run: func(e *env) {
 				for round := range 8 { // a slow machine may spoil some of them
 					if e.woken("round" + strconv.Itoa(round)) {
@@ -222,7 +222,7 @@ func waiting() []clause {
 		{
 			name:  "waiting/holder-killed",
 			rule:  "A waiter gets the name after the holder's process was killed, and no earlier than the deadline that the holder was promised.",
-			needs: spawns,
+			needs: all(spawns),
 			waits: true,
 			run: func(e *env) {
 				name := e.name("x")
@@ -239,7 +239,7 @@ func waiting() []clause {
 		{
 			name:  "waiting/waiters-killed",
 			rule:  "Waiters whose processes were killed do not block those behind them: their places end with their leases, all at the same time.",
-			needs: spawns,
+			needs: all(spawns),
 			waits: true,
 			run: func(e *env) {
 				name := e.name("x")
@@ -262,7 +262,7 @@ func waiting() []clause {
 		{
 			name:  "waiting/outage",
 			rule:  "Lock goes on through errors of communication until its ctx ends: a waiter that was cut off for a while gets the name after it has been freed.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				a, b, name := e.locker(), e.brief(), e.name("x")
@@ -279,7 +279,7 @@ func waiting() []clause {
 		{
 			name:  "waiting/unreachable",
 			rule:  "With the backend out of reach Lock ends at its ctx's deadline with the ctx's error, and nothing of it appears at the backend afterwards.",
-			needs: partitions,
+			needs: all(partitions),
 			waits: true,
 			run: func(e *env) {
 				b, c, name := e.brief(), e.locker(), e.name("x")
@@ -315,7 +315,7 @@ func waiting() []clause {
 		{
 			name:  "waiting/through-restart",
 			rule:  "A waiter lives through a restart of the backend and gets the name after it.",
-			needs: restarts,
+			needs: all(restarts),
 			run: func(e *env) {
 				a, b, name := e.locker(), e.locker(), e.name("x")
 				lk := e.take(a, name)

@@ -32,7 +32,7 @@ func TestConformanceOnCluster(t *testing.T) {
 		switch c.Area() {
 		case "exclusion", "fairness", "fencing", "loss":
 			h := newHarness(t, testbed.Etcd(t, 3))
-			if c.Needs != nil && !c.Needs(h) {
+			if claims, abilities := c.Missing(h); len(claims)+len(abilities) > 0 {
 				continue
 			}
 			t.Run(c.Name, func(t *testing.T) {
@@ -46,16 +46,9 @@ func TestConformanceOnCluster(t *testing.T) {
 // TestConformanceAcrossRestarts runs the cases that restart the server. Each has
 // a server of its own.
 func TestConformanceAcrossRestarts(t *testing.T) {
-	shared := newHarness(t, testbed.Etcd(t, 1))
-	for _, c := range conformance.Cases() {
-		if c.Needs == nil || c.Needs(shared) || !c.Needs(&restartHarness{harness: shared}) {
-			continue
-		}
-		t.Run(c.Name, func(t *testing.T) {
-			t.Parallel()
-			c.Run(t, &restartHarness{newHarness(t, testbed.Etcd(t, 1, testbed.Own()))})
-		})
-	}
+	conformance.RunRestarts(t, capabilities, func(t *testing.T) conformance.Harness {
+		return &restartHarness{newHarness(t, testbed.Etcd(t, 1, testbed.Own()))}
+	})
 }
 
 // harness is one prefix on an etcd cluster.
@@ -69,10 +62,12 @@ type harness struct {
 }
 
 var (
-	_ conformance.Expirer     = (*harness)(nil)
-	_ conformance.Partitioner = (*harness)(nil)
-	_ conformance.Spawner     = (*harness)(nil)
-	_ conformance.Restarter   = (*restartHarness)(nil)
+	_ conformance.DriverOpener = (*harness)(nil)
+	_ conformance.Expirer      = (*harness)(nil)
+	_ conformance.Partitioner  = (*harness)(nil)
+	_ conformance.Delayer      = (*harness)(nil)
+	_ conformance.Spawner      = (*harness)(nil)
+	_ conformance.Restarter    = (*restartHarness)(nil)
 )
 
 func newHarness(t testing.TB, c *testbed.Cluster) *harness {
@@ -102,6 +97,15 @@ func (h *harness) NewLocker(t testing.TB, opts ...distlock.Option) distlock.Lock
 	defer h.mu.Unlock()
 	h.proxies[l] = ps
 	return l
+}
+
+func (h *harness) OpenDriver(t testing.TB) driver.Driver {
+	t.Helper()
+	b, err := newBackend(connect(t, h.cluster.Addrs(), nil), &Options{Prefix: h.layout.prefix})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 func (h *harness) Capabilities() driver.Capabilities {

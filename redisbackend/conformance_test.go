@@ -26,17 +26,10 @@ func TestConformance(t *testing.T) {
 // TestConformanceAcrossRestarts runs the cases that restart the server. Each has
 // a server of its own.
 func TestConformanceAcrossRestarts(t *testing.T) {
-	shared := newHarness(t, testbed.Redis(t))
-	for _, c := range conformance.Cases() {
-		if c.Needs == nil || c.Needs(shared) || !c.Needs(&restartHarness{harness: shared}) {
-			continue
-		}
-		t.Run(c.Name, func(t *testing.T) {
-			t.Parallel()
-			srv := testbed.Redis(t, testbed.Own())
-			c.Run(t, &restartHarness{newHarness(t, srv), srv})
-		})
-	}
+	conformance.RunRestarts(t, capabilities, func(t *testing.T) conformance.Harness {
+		srv := testbed.Redis(t, testbed.Own())
+		return &restartHarness{newHarness(t, srv), srv}
+	})
 }
 
 // harness is one prefix on a Redis server.
@@ -50,10 +43,12 @@ type harness struct {
 }
 
 var (
-	_ conformance.Expirer     = (*harness)(nil)
-	_ conformance.Partitioner = (*harness)(nil)
-	_ conformance.Spawner     = (*harness)(nil)
-	_ conformance.Restarter   = (*restartHarness)(nil)
+	_ conformance.DriverOpener = (*harness)(nil)
+	_ conformance.Expirer      = (*harness)(nil)
+	_ conformance.Partitioner  = (*harness)(nil)
+	_ conformance.Delayer      = (*harness)(nil)
+	_ conformance.Spawner      = (*harness)(nil)
+	_ conformance.Restarter    = (*restartHarness)(nil)
 )
 
 func newHarness(t testing.TB, srv *testbed.Server) *harness {
@@ -82,6 +77,17 @@ func (h *harness) NewLocker(t testing.TB, opts ...distlock.Option) distlock.Lock
 	defer h.mu.Unlock()
 	h.proxies[l] = proxy
 	return l
+}
+
+func (h *harness) OpenDriver(t testing.TB) driver.Driver {
+	t.Helper()
+	c := redis.NewClient(&redis.Options{Addr: h.srv.Addr(), ContextTimeoutEnabled: true})
+	t.Cleanup(func() { _ = c.Close() })
+	d, err := newDriver(c, &Options{Prefix: h.prefix})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 func (h *harness) Capabilities() driver.Capabilities { return capabilities }

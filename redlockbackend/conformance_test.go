@@ -28,16 +28,9 @@ func TestConformance(t *testing.T) {
 // TestConformanceAcrossRestarts runs the cases that restart the servers. Each has
 // servers of its own.
 func TestConformanceAcrossRestarts(t *testing.T) {
-	shared := newHarness(t, testbed.RedisNodes(t, 5))
-	for _, c := range conformance.Cases() {
-		if c.Needs == nil || c.Needs(shared) || !c.Needs(&restartHarness{harness: shared}) {
-			continue
-		}
-		t.Run(c.Name, func(t *testing.T) {
-			t.Parallel()
-			c.Run(t, &restartHarness{newHarness(t, testbed.RedisNodes(t, 5, testbed.Own()))})
-		})
-	}
+	conformance.RunRestarts(t, capabilities, func(t *testing.T) conformance.Harness {
+		return &restartHarness{newHarness(t, testbed.RedisNodes(t, 5, testbed.Own()))}
+	})
 }
 
 // TestConformanceWithDeadNodes runs some cases with two of five servers that do
@@ -71,11 +64,13 @@ type harness struct {
 }
 
 var (
-	_ conformance.Expirer     = (*harness)(nil)
-	_ conformance.Partitioner = (*harness)(nil)
-	_ conformance.Spawner     = (*harness)(nil)
-	_ conformance.TTLer       = (*harness)(nil)
-	_ conformance.Restarter   = (*restartHarness)(nil)
+	_ conformance.DriverOpener = (*harness)(nil)
+	_ conformance.Expirer      = (*harness)(nil)
+	_ conformance.Partitioner  = (*harness)(nil)
+	_ conformance.Delayer      = (*harness)(nil)
+	_ conformance.Spawner      = (*harness)(nil)
+	_ conformance.TTLer        = (*harness)(nil)
+	_ conformance.Restarter    = (*restartHarness)(nil)
 )
 
 func newHarness(t testing.TB, servers []*testbed.Server) *harness {
@@ -117,6 +112,17 @@ func (h *harness) NewLocker(t testing.TB, opts ...distlock.Option) distlock.Lock
 	defer h.mu.Unlock()
 	h.proxies[l] = ps
 	return l
+}
+
+func (h *harness) OpenDriver(t testing.TB) driver.Driver {
+	t.Helper()
+	clients := dial(addrs(h.servers))
+	t.Cleanup(func() { hangUp(clients) })
+	d, err := newDriver(clients, h.options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 // TTL is long enough for a quarter of it, which is what a node has to answer in,

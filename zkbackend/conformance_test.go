@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	testbed.Main(m)
 }
 
-// harness gives each case a root of its own on the shared server. Lockers
+// harness gives each case a root of its own on a server. Lockers
 // connect through a proxy each.
 type harness struct {
 	server *testbed.Server
@@ -46,9 +46,19 @@ type locker struct {
 	proxy *faultproxy.Proxy
 }
 
-func newHarness(t testing.TB) *harness {
+var (
+	_ conformance.DriverOpener = (*harness)(nil)
+	_ conformance.Expirer      = (*harness)(nil)
+	_ conformance.Partitioner  = (*harness)(nil)
+	_ conformance.Delayer      = (*harness)(nil)
+	_ conformance.Spawner      = (*harness)(nil)
+	_ conformance.TTLer        = (*harness)(nil)
+	_ conformance.Restarter    = (*restartHarness)(nil)
+)
+
+func newHarness(t testing.TB, c *testbed.Cluster) *harness {
 	return &harness{
-		server: testbed.ZooKeeper(t, 1).Servers()[0], root: testRoot(t),
+		server: c.Servers()[0], root: testRoot(t),
 		lockers: make(map[distlock.Locker]locker),
 	}
 }
@@ -68,6 +78,15 @@ func (h *harness) NewLocker(t testing.TB, opts ...distlock.Option) distlock.Lock
 	defer h.mu.Unlock()
 	h.lockers[l] = locker{d, p}
 	return l
+}
+
+func (h *harness) OpenDriver(t testing.TB) driver.Driver {
+	t.Helper()
+	d, err := newBackend([]string{h.server.Addr()}, &Options{Root: h.root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 func (h *harness) Capabilities() driver.Capabilities { return capabilities }
@@ -136,6 +155,18 @@ func (h *harness) Worker(t testing.TB) *exec.Cmd {
 	return cmd
 }
 
+type restartHarness struct{ *harness }
+
+func (h *restartHarness) Restart(t testing.TB) { h.server.Restart(t, true) }
+
 func TestConformance(t *testing.T) {
-	conformance.Run(t, func(t *testing.T) conformance.Harness { return newHarness(t) })
+	conformance.Run(t, func(t *testing.T) conformance.Harness { return newHarness(t, testbed.ZooKeeper(t, 1)) })
+}
+
+// TestConformanceAcrossRestarts runs the cases that restart the server. Each has
+// a server of its own.
+func TestConformanceAcrossRestarts(t *testing.T) {
+	conformance.RunRestarts(t, capabilities, func(t *testing.T) conformance.Harness {
+		return &restartHarness{newHarness(t, testbed.ZooKeeper(t, 1, testbed.Own()))}
+	})
 }

@@ -4,8 +4,10 @@ import (
 	"testing"
 
 	"example.com/distlock/internal/guarantees"
+	"example.com/distlock/internal/testbed"
 )
 
 func TestGuarantees(t *testing.T) {
-	guarantees.Check(t, newHarness(t))
+	h := newHarness(t, testbed.ZooKeeper(t, 1))
+	guarantees.Check(t, h, &restartHarness{h})
 }

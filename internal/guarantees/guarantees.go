@@ -1,6 +1,6 @@
 // Package guarantees makes the README's tables of what each backend promises.
 //
-// What a backend claims, and which conformance cases are registered for it, is
+// What a backend claims, and which conformance cases are run on it, is
 // known only where its servers run. So each backend's tests call Check, which
 // compares both with a record in this package's testdata, and the README is
 // checked against the records, without any server. After a change of claims or
@@ -29,24 +29,28 @@ const updateEnv = "DISTLOCK_UPDATE"
 // record is what the tests of one backend found.
 type record struct {
 	Capabilities driver.Capabilities `json:"capabilities"`
-	Cases        []string            `json:"cases"` // registered, in the suite's order
+	Cases        []string            `json:"cases"`    // run, in the suite's order
+	Untested     []string            `json:"untested"` // all that is missing is an ability of the harness
 }
 
-// Check compares the record of a backend with what its harnesses claim and are
-// registered for; of several, the first speaks for the claims, and a case counts
-// if any is registered for it.
+// Check compares the record of a backend with what its harnesses claim and the
+// cases that are run on them; of several, the first speaks for the claims, and a
+// case counts if it is run on any.
 func Check(t testing.TB, hs ...conformance.Harness) {
 	t.Helper()
 	now := record{Capabilities: hs[0].Capabilities()}
-	registered := map[string]bool{}
-	for _, h := range hs {
-		for _, c := range conformance.For(h) {
-			registered[c.Name] = true
-		}
-	}
 	for _, c := range conformance.Cases() {
-		if registered[c.Name] {
+		run, claimed := false, false
+		for _, h := range hs {
+			claims, abilities := c.Missing(h)
+			claimed = claimed || len(claims) == 0
+			run = run || len(claims)+len(abilities) == 0
+		}
+		switch {
+		case run:
 			now.Cases = append(now.Cases, c.Name)
+		case claimed:
+			now.Untested = append(now.Untested, c.Name)
 		}
 	}
 	want, err := json.MarshalIndent(now, "", "\t")
@@ -152,7 +156,12 @@ func tables(rs []record) string {
 			fmt.Fprintf(&b, "\n<details><summary>%s</summary>\n\n", area)
 			head("case and rule")
 		}
-		row("`"+c.Name+"`<br>"+c.Rule, func(r record) string { return mark(slices.Contains(r.Cases, c.Name)) })
+		row("`"+c.Name+"`<br>"+c.Rule, func(r record) string {
+			if slices.Contains(r.Untested, c.Name) {
+				return "·"
+			}
+			return mark(slices.Contains(r.Cases, c.Name))
+		})
 	}
 	b.WriteString("\n</details>\n")
 	return b.String()
