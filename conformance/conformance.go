@@ -254,7 +254,7 @@ type subject struct {
 func Run(t *testing.T, newHarness func(t *testing.T) Harness) {
 	t.Helper()
 	s := subject{Harness: newHarness(t)}
-	s.caps = s.Harness.Capabilities()
+	s.caps = s.Capabilities()
 	cases, not := split(s)
 	if len(not) > 0 {
 		defer t.Log(notRun(s))
