@@ -82,11 +82,13 @@ func (d *backend) openSession(ctx context.Context, ttl time.Duration) (*session,
 // connect goes round the servers until one takes the session up. A link of nil
 // without an error says that the session to be resumed has expired.
 func (d *backend) connect(ctx context.Context, s *session, resume hello) (*link, hello, error) {
-	// A server that swallows everything must leave time for the next one; but if
-	// none answers in time, the network is slow.
-	each := max(resume.timeout/time.Duration(min(6, 2*len(d.servers))), minPatience)
-	for round := 0; ; round++ {
-		each := min(each<<min(round, 3), max(resume.timeout, minPatience))
+	// A server that swallows everything, as one that is starting may, must leave
+	// time for the next try; but if none answers in time, the network is slow.
+	// Rounds in which connections are refused tell nothing about that.
+	least := max(resume.timeout/6, minPatience)
+	for round, silent := 0, 0; ; round++ {
+		each := min(least<<min(silent, 3), max(resume.timeout, minPatience))
+		late := false
 		for range d.servers {
 			try, cancel := context.WithTimeout(ctx, each)
 			d.mu.Lock()
@@ -100,6 +102,7 @@ func (d *backend) connect(ctx context.Context, s *session, resume hello) (*link,
 				}
 				l.kill()
 			}
+			late = late || try.Err() != nil
 			cancel()
 			if err == nil || isPermanent(err) {
 				return nil, h, err
@@ -114,6 +117,9 @@ func (d *backend) connect(ctx context.Context, s *session, resume hello) (*link,
 		}
 		if ctx.Err() != nil {
 			return nil, hello{}, d.unreachable(ctx)
+		}
+		if late {
+			silent++
 		}
 		pause := min(25*time.Millisecond<<min(round, 6), max(resume.timeout/6, minPatience))
 		select {
