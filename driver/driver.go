@@ -56,15 +56,15 @@ func (e *PermanentError) Unwrap() error { return e.Err }
 type Capabilities struct {
 	Backend    string        // "redis", "redlock", "zookeeper", "etcd", "memory"
 	Fencing    bool          // numbers strictly increase from holder to holder
-	FIFO       bool          // contenders (one per Locker and name) are served in order of arrival
+	FIFO       bool          // contenders (one per Locker and name) are served in order of arrival; only a Queuer can claim it
 	Replicated bool          // exclusion survives the loss of a minority of servers
 	SharedFate bool          // one session carries many locks: they are lost together
 	LockTTL    bool          // each lock may have a TTL of its own
-	Push       bool          // waiters are woken by the server
+	Push       bool          // waiters are woken by the server; a Queuer or Hinter can claim it
 	MinTTL     time.Duration // shorter TTLs are refused
 	MaxTTL     time.Duration // longer TTLs are refused; 0 means no limit
 	TTLQuantum time.Duration // TTLs are rounded up to a multiple
-	NumberKind string        // for people: "hybrid clock (µs)", "czxid", "create revision"
+	NumberKind string        // for people: "hybrid clock (10 µs)", "czxid", "create revision"
 }
 
 // Request is one attempt to take a lock.
@@ -90,7 +90,8 @@ type Driver interface {
 
 	// Acquire sends one attempt and waits for no holder. A *HeldError means that
 	// nothing of req is left. An Owner that already holds is granted again, with
-	// its full TTL. Any other error leaves the outcome open: see Abandon.
+	// its full TTL and the same number or a larger one. Any other error leaves the
+	// outcome open: see Abandon.
 	Acquire(ctx context.Context, req Request) (Grant, error)
 
 	// Abandon undoes attempts with req.Owner, those still on their way included:
@@ -115,7 +116,8 @@ type Lease interface {
 	Kept
 	// Release gives the lock up if it is still this owner's: nil then, and also
 	// when repeated after a lost reply (the Lease remembers that one is missing);
-	// ErrNotHeld if it was not there to release.
+	// ErrNotHeld if it was not there to release. Repeated after nil it answers
+	// either, and harms nobody.
 	Release(ctx context.Context) error
 }
 
@@ -124,16 +126,18 @@ type Lease interface {
 // distlock schedules it while anything of it lives: one timer per Keeper.
 type Keeper interface {
 	// Renew answers for each of ks at the same index. With SharedFate one request
-	// confirms all of them, also when ks is empty; one whose own key is unproven
-	// gets an error of its own.
+	// confirms all of them; one whose own key is unproven gets an error of its own,
+	// and where ks is empty there is one answer, for the session.
 	Renew(ctx context.Context, ks []Kept) []Confirm
 	// Every is the longest time to leave between two Renews; 0 means TTL/3. Constant.
 	Every() time.Duration
-	// MaxBatch is how many Renew takes at once.
+	// MaxBatch is how many Renew takes at once; 0 means any number.
 	MaxBatch() int
 	// Retire ends a shared session whose deadline has passed or that is idle:
 	// nothing new is granted on it, keepalives and pings stop at once, and it is
-	// revoked or closed if the server can be reached.
+	// revoked or closed if the server can be reached. Afterwards Release, Leave and
+	// Abandon on it answer nil or ErrNotHeld, and Renew ErrNotHeld. It is not called
+	// where nothing is shared.
 	Retire(ctx context.Context) error
 }
 
