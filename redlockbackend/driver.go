@@ -203,28 +203,40 @@ func (d *redlockDriver) Acquire(ctx context.Context, req driver.Request) (driver
 	// again for the others, or all would give up and meet once more.
 	const tries = 6
 	var l *lease
-	for i := 1; ; i++ {
-		if err := d.usable(); err != nil {
-			return driver.Grant{}, err
+	var err error
+	for i := 1; i <= tries; i++ {
+		if err = d.usable(); err != nil {
+			break
 		}
 		l = d.newLease(req, l)
+		// Not before: if ctx ends from here on, an abandoning has a later try than
+		// this, so its tombstones keep out what this one sends.
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+			break
+		}
 		start := time.Now()
-		g, t, err := l.acquire(ctx)
-		if err == nil {
+		var g driver.Grant
+		var t *tally
+		if g, t, err = l.acquire(ctx); err == nil {
 			return g, nil
 		}
 		leads := t.leads(req.Owner, d.quorum)
-		if ctx.Err() == nil && i < tries && (leads || errors.Is(err, errOvertaken)) {
-			if leads && !sleep(ctx, time.Since(start)) { // about as long as the others need
-				return driver.Grant{}, context.Cause(ctx)
-			}
-			continue
+		if !leads && !errors.Is(err, errOvertaken) {
+			break
 		}
-		if ctx.Err() == nil {
-			l.undo(ctx)
+		if leads && i < tries && !sleep(ctx, time.Since(start)) { // about as long as the others need
+			break
 		}
+	}
+	if l == nil {
 		return driver.Grant{}, err
 	}
+	if clean := l.undo(ctx); !clean && errors.Is(err, driver.ErrHeld) {
+		// That would say that nothing is left of req. This has it abandoned.
+		err = fmt.Errorf("%w before it was undone: %v", context.Cause(ctx), err)
+	}
+	return driver.Grant{}, err
 }
 
 // sleep reports whether it was for all of d.
@@ -245,7 +257,10 @@ func (d *redlockDriver) newLease(req driver.Request, earlier *lease) *lease {
 	l := &lease{d: d, req: req, try: d.tries.Add(1), state: make([]nodeState, len(d.nodes))}
 	if earlier != nil {
 		sure, maybe := earlier.end()
-		for _, n := range append(sure, maybe...) {
+		for _, n := range sure {
+			l.state[n.index].has = hasIt
+		}
+		for _, n := range maybe {
 			l.state[n.index].has = unsure
 		}
 	}
@@ -546,25 +561,31 @@ func (l *lease) acquireOn(ctx context.Context, n *node, number uint64) (vote, er
 	if err := d.ready(ctx, n); err != nil {
 		return vote{}, err
 	}
-	if !l.sending(n) {
+	earlier, ok := l.sending(n)
+	if !ok {
 		return vote{}, errors.New("the attempt has ended")
 	}
-	sends := new(redisnode.Sends)
+	sends := &redisnode.Sends{Before: earlier}
 	reply, err := acquireScript.Run(ctx, n.c,
 		[]string{d.layout.Lock(l.req.Name), d.layout.Clock(l.req.Name), d.layout.Dead(l.req.Name, l.req.Owner)},
 		l.req.Owner, l.try, number, l.req.TTL.Milliseconds(), l.req.Metadata, sends)
-	if redisnode.WrongType(err) {
-		l.answered(n, hasNot)
-		return vote{}, redisnode.Conflict(d.layout.Lock(l.req.Name))
-	}
-	if err != nil {
+	wrongType := redisnode.WrongType(err)
+	if err != nil && !wrongType {
 		return vote{}, err
 	}
-	v, err := parseVote(reply)
+	var v vote
+	if wrongType {
+		err = redisnode.Conflict(d.layout.Lock(l.req.Name))
+	} else {
+		v, err = parseVote(reply)
+	}
 	switch {
-	case err != nil || v.verdict == held || v.verdict == dead:
+	case v.verdict == held || v.verdict == dead: // in doubt, a tombstone keeps other copies out
 		l.answered(n, hasNot)
-	case !sends.Doubt():
+	case sends.Doubt():
+	case err != nil:
+		l.answered(n, hasNot)
+	default:
 		l.answered(n, hasIt)
 	}
 	return v, err
@@ -580,16 +601,18 @@ func (l *lease) acceptOn(ctx context.Context, n *node, number uint64) (vote, err
 	return parseVote(reply)
 }
 
-// sending notes that a request that can take the lock goes to n now. It reports
-// false if it must not.
-func (l *lease) sending(n *node) bool {
+// sending notes that a request that can take the lock goes to n now, and reports
+// whether an earlier one may still be on its way. With ok false it must not go.
+func (l *lease) sending(n *node) (earlier, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return false
+		return false, false
 	}
-	l.state[n.index].has = unsure
-	return true
+	s := &l.state[n.index]
+	earlier = s.has == unsure
+	s.has = unsure
+	return earlier, true
 }
 
 func (l *lease) answered(n *node, h has) {
@@ -619,10 +642,12 @@ func (l *lease) end() (sure, maybe []*node) {
 }
 
 // undo removes what a failed try has left. It waits for the nodes that are not
-// known to be silent, NodeTimeout at most.
-func (l *lease) undo(ctx context.Context) {
+// known to be silent, NodeTimeout at most. It reports false if ctx has ended before
+// that: then it goes on in the background.
+func (l *lease) undo(ctx context.Context) (clean bool) {
 	sure, maybe := l.end()
-	l.d.clear(ctx, append(sure, maybe...), l.d.opt.NodeTimeout, l.releaseOn, func() bool { return true })
+	failed, open := l.d.clear(ctx, append(sure, maybe...), l.d.opt.NodeTimeout, l.releaseOn, func() bool { return true })
+	return len(failed)+len(open) == 0 || ctx.Err() == nil
 }
 
 // clear sends each of nodes a request, on, that removes something, and listens
@@ -696,19 +721,13 @@ func (l *lease) releaseOn(ctx context.Context, n *node) (bool, error) {
 // release asks one node to remove what req.Owner's tries up to this one have
 // there. What it does not answer to is tried again until the TTL is over.
 func (d *redlockDriver) release(ctx context.Context, n *node, req driver.Request, try uint64, doubt bool) (was, copies bool, err error) {
-	call := func(sends *redisnode.Sends) redisnode.Call {
-		return redisnode.Call{
-			Script: releaseScript,
-			Keys:   []string{d.layout.Lock(req.Name), d.layout.Dead(req.Name, req.Owner)},
-			Args:   []any{req.Owner, try, sends, req.TTL.Milliseconds(), d.layout.Hints(req.Name), req.Name},
-		}
-	}
-	sends := &redisnode.Sends{Before: doubt}
-	c := call(sends)
+	later := func() { d.cleanLater(n, cleanup{req: req, try: try, until: time.Now().Add(req.TTL)}) }
 	if err := d.swallows(n); err != nil {
-		d.cleanLater(n, c.Keys[1], call(&redisnode.Sends{Before: true}), req.TTL)
+		later()
 		return false, false, err
 	}
+	sends := &redisnode.Sends{Before: doubt}
+	c := d.releaseCall(req, try, sends)
 	reply, err := c.Script.Run(ctx, n.c, c.Keys, c.Args...)
 	if redisnode.WrongType(err) { // somebody else's data: ours is gone
 		return false, false, nil
@@ -717,10 +736,18 @@ func (d *redlockDriver) release(ctx context.Context, n *node, req driver.Request
 		was, err = parseCount(reply)
 	}
 	if err != nil {
-		d.cleanLater(n, c.Keys[1], call(&redisnode.Sends{Before: true}), req.TTL)
+		later()
 		return false, false, err
 	}
 	return was, sends.Count > 1, nil
+}
+
+func (d *redlockDriver) releaseCall(req driver.Request, try uint64, sends *redisnode.Sends) redisnode.Call {
+	return redisnode.Call{
+		Script: releaseScript,
+		Keys:   []string{d.layout.Lock(req.Name), d.layout.Dead(req.Name, req.Owner)},
+		Args:   []any{req.Owner, try, sends, req.TTL.Milliseconds(), d.layout.Hints(req.Name), req.Name},
+	}
 }
 
 // Release removes the lock everywhere. A majority that had it makes the answer

@@ -327,12 +327,12 @@ func TestRefillAfterRelease(t *testing.T) {
 	l := g.Lease.(*lease)
 	eventually(t, "all nodes have it", func() bool { return r.count(name, req.Owner) == 5 })
 	r.del(4, name)
-	if !l.sending(r.nodes[4]) { // as a refill does before it sends
+	if _, ok := l.sending(r.nodes[4]); !ok { // as a refill does before it sends
 		t.Fatal("a held lock cannot be refilled")
 	}
 	r.release(l)
 	eventually(t, "all nodes have answered", func() bool { had, not := l.counts(); return had+not == 5 })
-	if l.sending(r.nodes[3]) {
+	if _, ok := l.sending(r.nodes[3]); ok {
 		t.Error("a released lock can be refilled")
 	}
 	// The refill that was under way arrives now.

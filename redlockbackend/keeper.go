@@ -203,7 +203,10 @@ func (r *renewal) refill(timeout time.Duration) {
 		for _, l := range missing[n] {
 			left := validity(l.req.TTL, time.Since(r.start)).Milliseconds()
 			// From here on a release leaves a tombstone on n, which ends this.
-			if left <= 0 || !l.sending(n) {
+			if left <= 0 {
+				continue
+			}
+			if _, ok := l.sending(n); !ok {
 				continue
 			}
 			calls = append(calls, redisnode.Call{

@@ -245,12 +245,14 @@ func (d *redlockDriver) admit(n *node, id string) error {
 // done or the TTL has done it. Its goroutine runs only while there is something.
 type cleaner struct {
 	mu      sync.Mutex
-	items   map[string]cleanup // by tombstone key, which is the owner's alone
+	items   map[string]cleanup // by owner
 	running bool
 }
 
+// cleanup is what removes an owner's tries up to this one.
 type cleanup struct {
-	call  redisnode.Call
+	req   driver.Request
+	try   uint64
 	until time.Time
 }
 
@@ -258,17 +260,17 @@ type cleanup struct {
 // it ends with its TTL.
 const maxCleanups = 10_000
 
-func (d *redlockDriver) cleanLater(n *node, key string, call redisnode.Call, ttl time.Duration) {
+func (d *redlockDriver) cleanLater(n *node, it cleanup) {
 	c := &n.clean
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.items) >= maxCleanups {
+	if old, ok := c.items[it.req.Owner]; ok && old.try > it.try || !ok && len(c.items) >= maxCleanups {
 		return
 	}
 	if c.items == nil {
 		c.items = make(map[string]cleanup)
 	}
-	c.items[key] = cleanup{call, time.Now().Add(ttl)}
+	c.items[it.req.Owner] = it
 	if !c.running {
 		c.running = d.goes(func() { d.cleanLoop(n) })
 	}
@@ -284,50 +286,60 @@ func (d *redlockDriver) cleanLoop(n *node) {
 			return
 		case <-timer.C:
 		}
-		keys, calls := n.clean.some()
-		if len(keys) == 0 {
+		items := n.clean.some()
+		if len(items) == 0 {
 			return
 		}
 		a := <-ask(d, []*node{n}, d.patience(), func(ctx context.Context, n *node) ([]redisnode.Reply, error) {
 			if err := d.swallows(n); err != nil {
 				return nil, err
 			}
-			return runAll(ctx, n, calls)
+			return runAll(ctx, n, d.cleanCalls(items))
 		})
 		if a.err != nil {
 			continue
 		}
 		for i, r := range a.value {
 			if r.Err == nil || redisnode.WrongType(r.Err) {
-				n.clean.done(keys[i], calls[i])
+				n.clean.done(items[i])
 				pause = 0 // it answers again
 			}
 		}
 	}
 }
 
+// cleanCalls makes the calls of one round. The round may be left behind with its
+// calls still being sent, so no other one uses them.
+func (d *redlockDriver) cleanCalls(items []cleanup) []redisnode.Call {
+	calls := make([]redisnode.Call, len(items))
+	for i, it := range items {
+		calls[i] = d.releaseCall(it.req, it.try, &redisnode.Sends{Before: true})
+	}
+	return calls
+}
+
 // some returns what is to be removed, a batch at most. With nothing left the loop
 // that asked has ended.
-func (c *cleaner) some() (keys []string, calls []redisnode.Call) {
+func (c *cleaner) some() (items []cleanup) {
 	const batch = 100
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for key, it := range c.items {
+	for owner, it := range c.items {
 		if !now.Before(it.until) {
-			delete(c.items, key)
-		} else if len(keys) < batch {
-			keys, calls = append(keys, key), append(calls, it.call)
+			delete(c.items, owner)
+		} else if len(items) < batch {
+			items = append(items, it)
 		}
 	}
-	c.running = len(keys) > 0
-	return keys, calls
+	c.running = len(items) > 0
+	return items
 }
 
-func (c *cleaner) done(key string, call redisnode.Call) {
+func (c *cleaner) done(done cleanup) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if it, ok := c.items[key]; ok && it.call.Args[1] == call.Args[1] { // not a later try
-		delete(c.items, key)
+	if it, ok := c.items[done.req.Owner]; ok && it.try == done.try { // not a later try
+		delete(c.items, done.req.Owner)
 	}
 }
