@@ -93,9 +93,16 @@ func (d *redlockDriver) usable() error {
 	return d.twice
 }
 
-// timeout is how long an attempt or a renewal waits for a node.
+// timeout is how long an attempt waits for a node. It is part of the TTL.
 func (d *redlockDriver) timeout(ttl time.Duration) time.Duration {
 	return min(d.opt.NodeTimeout, ttl/4)
+}
+
+// renewalTimeout is how long a renewal waits for nodes while no majority has
+// answered. Many are due at once when a process holds thousands, and a machine is
+// not dead when it is busy; it is short enough for several tries within the TTL.
+func (d *redlockDriver) renewalTimeout(ttl time.Duration) time.Duration {
+	return max(d.timeout(ttl), ttl/8)
 }
 
 // patience is how long to wait where no TTL runs out meanwhile: a first
@@ -812,7 +819,9 @@ func (d *redlockDriver) Abandon(ctx context.Context, req driver.Request) error {
 }
 
 // Close ends the subscriptions and waits for requests that nobody waits for any
-// more. It leaves the clients open.
+// more, but no longer than a node needs that is only slow: what a silent one has
+// ends with its TTL, and a request to it when the client gives up. It leaves the
+// clients open.
 func (d *redlockDriver) Close(ctx context.Context) error {
 	d.mu.Lock()
 	d.closed = true
@@ -823,8 +832,12 @@ func (d *redlockDriver) Close(ctx context.Context) error {
 		d.wg.Wait()
 		close(done)
 	}()
+	patience := time.NewTimer(d.patience())
+	defer patience.Stop()
 	select {
 	case <-done:
+		return nil
+	case <-patience.C:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -22,7 +22,14 @@ func TestNewRefuses(t *testing.T) {
 	b := redis.NewClient(&redis.Options{Addr: "127.0.0.1:2"})
 	ring := redis.NewRing(&redis.RingOptions{})
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
-	t.Cleanup(func() { _, _, _, _ = a.Close(), b.Close(), ring.Close(), cluster.Close() })
+	other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DB: 1})
+	sentinel := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "a", SentinelAddrs: []string{"127.0.0.1:1"}})
+	sentinel2 := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "b", SentinelAddrs: []string{"127.0.0.1:1"}})
+	t.Cleanup(func() {
+		for _, c := range []redis.UniversalClient{a, b, ring, cluster, other, sentinel, sentinel2} {
+			_ = c.Close()
+		}
+	})
 	type list = []redis.UniversalClient
 	for what, c := range map[string]struct {
 		clients list
@@ -33,6 +40,9 @@ func TestNewRefuses(t *testing.T) {
 		"nil client":      {list{a, nil}, nil, false},
 		"nil pointer":     {list{a, (*redis.Client)(nil)}, nil, false},
 		"same twice":      {list{a, b, a}, nil, false},
+		"same address":    {list{a, b, other}, nil, false},
+		"allowed":         {list{a, b, other}, &Options{AllowSameServer: true}, true},
+		"Sentinel":        {list{sentinel, sentinel2}, nil, true},
 		"ring":            {list{a, ring}, nil, false},
 		"cluster":         {list{a, cluster}, nil, false},
 		"braces":          {list{a}, &Options{Prefix: "a{b}"}, false},
@@ -517,7 +527,7 @@ func TestCapabilitiesWithoutServer(t *testing.T) {
 	var asked atomic.Bool
 	clients := make([]redis.UniversalClient, 3)
 	for i := range clients {
-		c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
+		c := redis.NewClient(&redis.Options{Addr: fmt.Sprintf("127.0.0.1:%d", i+1), Dialer: func(context.Context, string, string) (net.Conn, error) {
 			asked.Store(true)
 			return nil, errors.New("nobody may connect")
 		}})
@@ -553,7 +563,7 @@ func TestCapabilities(t *testing.T) {
 	})
 	t.Run("one server twice", func(t *testing.T) {
 		s := testbed.RedisNodes(t, 2)
-		twice := []string{s[0].Addr(), s[1].Addr(), s[0].Addr()}
+		twice := []string{s[0].Addr(), s[1].Addr(), s[0].Proxy(t).Addr()}
 		r := open(t, s, twice, nil)
 		_, err := r.Capabilities(t.Context())
 		if !permanent(err) {

@@ -3,6 +3,7 @@ package redlockbackend
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -11,7 +12,7 @@ import (
 	"example.com/distlock/internal/redisnode"
 )
 
-// maxBatch keeps the time of a pipeline on a node well below NodeTimeout.
+// maxBatch keeps the time of a pipeline on a node below NodeTimeout as a rule.
 const maxBatch = 100
 
 // keeper renews the leases of one driver, many in one round trip to each node.
@@ -35,10 +36,10 @@ func (k *keeper) Renew(ctx context.Context, ks []driver.Kept) []driver.Confirm {
 	}
 	d := k.d
 	r := &renewal{d: d, start: time.Now(), open: slices.Clone(d.nodes), certain: make(chan struct{})}
-	timeout := d.opt.NodeTimeout
+	timeout := time.Duration(math.MaxInt64)
 	for _, kept := range ks {
 		l := kept.(*lease)
-		timeout = min(timeout, d.timeout(l.req.TTL))
+		timeout = min(timeout, d.renewalTimeout(l.req.TTL))
 		r.leases = append(r.leases, renewed{lease: l})
 	}
 	if end, ok := ctx.Deadline(); ok { // to answer for the others when one is in doubt

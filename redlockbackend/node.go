@@ -78,16 +78,21 @@ func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(
 			requests[i].isLate(n)
 		}
 	}
-	timers := []*time.Timer{time.AfterFunc(timeout, func() {
+	stopEnd := context.AfterFunc(ctx, func() {
 		slow()
+		err := error(&errNoAnswer{timeout})
+		if d.ctx.Err() != nil {
+			err = errClosed
+		}
 		for i, n := range nodes {
 			if requests[i].told.CompareAndSwap(false, true) {
-				out <- answer[T]{node: n, err: &errNoAnswer{timeout}}
+				out <- answer[T]{node: n, err: err}
 			}
 		}
-	})}
+	})
+	stopSlow := func() bool { return true }
 	if timeout > d.opt.NodeTimeout {
-		timers = append(timers, time.AfterFunc(d.opt.NodeTimeout, slow))
+		stopSlow = time.AfterFunc(d.opt.NodeTimeout, slow).Stop
 	}
 	ended := func(i int, a answer[T]) {
 		requests[i].hasEnded(a.node)
@@ -95,9 +100,8 @@ func ask[T any](d *redlockDriver, nodes []*node, timeout time.Duration, fn func(
 			out <- a
 		}
 		if running.Add(-1) == 0 {
-			for _, t := range timers {
-				t.Stop()
-			}
+			stopEnd()
+			stopSlow()
 			cancel()
 		}
 	}
@@ -147,10 +151,30 @@ func (r *pending) hasEnded(n *node) {
 func (n *node) isSilent() bool { return n.silent.Load() != 0 }
 func (n *node) fallsSilent()   { n.silent.CompareAndSwap(0, time.Now().UnixNano()) }
 
+// isGone reports whether n has been silent for so long that it is worth asking
+// whether anybody listens there.
+func (d *redlockDriver) isGone(n *node) bool {
+	since := n.silent.Load()
+	return since != 0 && time.Since(time.Unix(0, since)) >= d.patience()
+}
+
+// reach makes a connection to n's server, as the client would.
+func (n *node) reach(ctx context.Context) error {
+	c, ok := n.c.(*redis.Client)
+	if !ok {
+		return nil
+	}
+	o := c.Options()
+	conn, err := o.Dialer(ctx, o.Network, o.Addr)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
 // swallows returns an error if n gets no more requests for now.
 func (d *redlockDriver) swallows(n *node) error {
-	since := n.silent.Load()
-	if n.late.Load() < maxLate || since == 0 || time.Since(time.Unix(0, since)) < d.patience() {
+	if n.late.Load() < maxLate || !d.isGone(n) {
 		return nil
 	}
 	return fmt.Errorf("%d requests are without an answer", maxLate)
@@ -195,8 +219,12 @@ func (d *redlockDriver) ready(ctx context.Context, n *node) error {
 	n.mu.Lock()
 	known := n.runID != ""
 	n.mu.Unlock()
-	if known {
+	if known && !d.isGone(n) {
 		return nil
+	}
+	// The client library dials again and again, and tells of it too late.
+	if err := n.reach(ctx); err != nil || known {
+		return err
 	}
 	report, err := redisnode.Probe(ctx, n.c, d.layout, wire)
 	if err != nil {

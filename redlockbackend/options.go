@@ -21,11 +21,12 @@ type Options struct {
 	// server. Default "distlock-redlock".
 	Prefix string
 
-	// NodeTimeout is how long an attempt or a renewal waits for one node, the time
-	// to connect included. It should be some round trips long and must be small
-	// against the TTL, which it shortens: at most a quarter of the TTL is used. A
-	// release, which shortens no TTL, waits for a majority as long as its context
-	// allows. At least 1 ms. Default 50 ms.
+	// NodeTimeout is how long an attempt waits for one node, the time to connect
+	// included. It should be some round trips long and must be small against the
+	// TTL, which it shortens: at most a quarter of the TTL is used. A renewal waits
+	// for a majority for an eighth of the TTL if that is longer. A release, which
+	// shortens no TTL, waits for a majority as long as its context allows. At least
+	// 1 ms. Default 50 ms.
 	NodeTimeout time.Duration
 
 	// AllowSameServer lets several clients reach one server, for instance five
@@ -49,8 +50,10 @@ const (
 // than N − 1. All Lockers must have the same servers, in any order.
 //
 // New sends nothing: what is wrong with the servers, two clients that reach the
-// same one among it, is told by the first Lock or TryLock. Close of the Locker
-// leaves the clients open, and they must stay open until then.
+// same one by different addresses among it, is told by the first Lock or TryLock.
+// Close of the Locker leaves the clients open, and they must stay open until then.
+// Close waits about a second for requests to nodes that do not answer, or
+// NodeTimeout if that is longer; those end when the client gives them up.
 //
 // What is wrong with the arguments is an error that matches distlock.ErrInvalid.
 func New(clients []redis.UniversalClient, o *Options, opts ...distlock.Option) (*distlock.Client, error) {
@@ -75,7 +78,7 @@ func newDriver(clients []redis.UniversalClient, o *Options) (*redlockDriver, err
 	if opt.Logger == nil {
 		opt.Logger = slog.New(slog.DiscardHandler)
 	}
-	if err := errors.Join(checkClients(clients), checkOptions(&opt)); err != nil {
+	if err := errors.Join(checkClients(clients), checkServers(clients, &opt), checkOptions(&opt)); err != nil {
 		return nil, fmt.Errorf("%w: redlockbackend: %w", distlock.ErrInvalid, err)
 	}
 	return makeDriver(clients, opt), nil
@@ -103,6 +106,30 @@ func checkClients(clients []redis.UniversalClient) error {
 	}
 	return nil
 }
+
+// checkServers finds what a look at the addresses tells. What it does not is found
+// at the first use.
+func checkServers(clients []redis.UniversalClient, o *Options) error {
+	if o.AllowSameServer {
+		return nil
+	}
+	first := make(map[string]int)
+	for i, c := range clients {
+		c, ok := c.(*redis.Client)
+		if !ok || c == nil || c.Options().Addr == failoverAddr {
+			continue
+		}
+		at := c.Options().Network + " " + c.Options().Addr
+		if j, ok := first[at]; ok {
+			return fmt.Errorf("clients[%d] must not have the address of clients[%d], %s: each node must be a server of its own", i, j, c.Options().Addr)
+		}
+		first[at] = i
+	}
+	return nil
+}
+
+// failoverAddr is what all clients have that find their server with Sentinel.
+const failoverAddr = "FailoverClient"
 
 func checkOptions(o *Options) error {
 	if err := (redisnode.Layout{Prefix: o.Prefix}).Check(); err != nil {
