@@ -9,7 +9,10 @@
 // connection the attempt finds its node by that id, on a server that has first
 // caught up with the leader, and holds by it only if the node belongs to the
 // present session. Directories are container nodes, which the server removes when
-// they have been empty for a while.
+// they have been empty for a while. It does so only after they had a node in
+// them: an attempt that is given up between the two requests removes the
+// directory itself. If its process or session ends at that moment, an empty one
+// is left until the name is locked again.
 //
 // All locks of one Locker share one session: they are kept by one heartbeat and
 // lost together. Nodes of attempts that were given up are removed, after each

@@ -137,9 +137,12 @@ func (s *session) persistent(ctx context.Context, l *link, path string, data []b
 
 // container makes a node that the server removes some time after its last child.
 func (s *session) container(ctx context.Context, l *link, path string) error {
-	_, err := call(ctx, s, l, path, func(c *zk.Conn) (string, error) {
-		return c.CreateContainer(path, nil, zk.FlagContainer, s.d.opts.ACL)
-	})
+	_, err := call(ctx, s, l, path, func(c *zk.Conn) (struct{}, error) { return struct{}{}, s.createContainer(c, path) })
+	return err
+}
+
+func (s *session) createContainer(c *zk.Conn, path string) error {
+	_, err := c.CreateContainer(path, nil, zk.FlagContainer, s.d.opts.ACL)
 	if errors.Is(err, zk.ErrNodeExists) {
 		return nil
 	}
@@ -215,6 +218,7 @@ type node struct {
 	czxid   int64         // 0: not read
 	pending chan struct{} // a create is under way; closed at its end
 	unsure  bool          // a create ended without an answer
+	bare    bool          // the directory may have been made for it, and have had no child yet
 	watched bool          // read, and the watch on it is set
 	first   bool          // nobody stands before it, and nobody ever will
 	ahead   []entry       // who stands before it; nil: not known
@@ -413,8 +417,9 @@ func (n *node) make(ctx context.Context, s *session, l *link) error {
 			return struct{}{}, err
 		})
 		if errors.Is(err, zk.ErrNoNode) {
-			// The server removes an empty directory whenever it likes.
-			if err = s.container(ctx, l, n.dir); errors.Is(err, zk.ErrNoNode) {
+			// An empty directory is removed at any time, by the server or by a rival
+			// that made it and gave up.
+			if err = n.makeDir(ctx, s, l); errors.Is(err, zk.ErrNoNode) {
 				err = s.prepare(ctx, l)
 			}
 			if err == nil {
@@ -423,6 +428,34 @@ func (n *node) make(ctx context.Context, s *session, l *link) error {
 		}
 		return err
 	}
+}
+
+// makeDir makes the directory. The server never removes a container that has had
+// no child, so until the node is in it the directory is the attempt's to remove,
+// also when it was there already: whoever made it may have crashed.
+func (n *node) makeDir(ctx context.Context, s *session, l *link) error {
+	mu := &n.d.mu
+	mu.Lock()
+	if n.doomed || n.pending != nil {
+		mu.Unlock()
+		return nil // make sees why
+	}
+	n.pending, n.bare = make(chan struct{}), true
+	mu.Unlock()
+	settle := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		n.settle()
+	}
+	if err := s.begin(l); err != nil {
+		settle()
+		return err
+	}
+	_, err := begun(ctx, s, l, n.dir, func(c *zk.Conn) (struct{}, error) {
+		defer settle()
+		return struct{}{}, s.createContainer(c, n.dir)
+	})
+	return err
 }
 
 // created notes the outcome of a create, also when nobody waits for it any more.
@@ -435,7 +468,7 @@ func (n *node) created(s *session, l *link, path string, err error) {
 	}
 	switch {
 	case err == nil:
-		n.path = path
+		n.path, n.bare = path, false
 		if s.link == l {
 			s.proof.wrote()
 		}
@@ -479,6 +512,7 @@ func (n *node) find(ctx context.Context, s *session, l *link) error {
 	defer n.d.mu.Unlock()
 	if n.s == s {
 		n.unsure, n.path = false, found
+		n.bare = n.bare && found == ""
 	}
 	return nil
 }
@@ -697,15 +731,20 @@ func (d *backend) Abandon(ctx context.Context, req driver.Request) error {
 	return err
 }
 
-// remove deletes the node if it was made, and dooms it: nothing is made for its
-// owner any more. Until it has returned nil the session goes on trying after
+// open reports whether anything may be there to be removed. The caller holds d.mu.
+func (n *node) open() bool {
+	return !n.removed && (n.pending != nil || n.path != "" || n.unsure || n.bare)
+}
+
+// remove deletes the node if it was made, or the directory if only that was, and
+// dooms the node: nothing is made for its owner any more. Until it has returned nil the session goes on trying after
 // each reconnect. It reports whether the node was there.
 func (n *node) remove(ctx context.Context) (was bool, err error) {
 	n.d.mu.Lock()
 	n.doomed = true
-	s := n.s
+	s, open := n.s, n.open()
 	n.d.mu.Unlock()
-	if s == nil {
+	if s == nil || !open {
 		return n.lapsed()
 	}
 	l, err := s.ready(ctx)
@@ -732,8 +771,7 @@ func (n *node) removeOn(ctx context.Context, s *session, l *link) (was bool, err
 		mu.Lock()
 		pending, path, unsure, removed, asked := n.pending, n.path, n.unsure, n.removed, n.asked
 		switch {
-		case removed, pending == nil && path == "" && !unsure:
-			n.removed = removed
+		case !n.open():
 			n.forget()
 			mu.Unlock()
 			return removed, nil
@@ -749,8 +787,13 @@ func (n *node) removeOn(ctx context.Context, s *session, l *link) (was bool, err
 			case <-ctx.Done():
 				return false, context.Cause(ctx)
 			}
-		case path == "":
+		case path == "" && unsure:
 			if err := n.find(ctx, s, l); err != nil {
+				return false, err
+			}
+			continue
+		case path == "":
+			if err := n.removeDir(ctx, s, l); err != nil {
 				return false, err
 			}
 			continue
@@ -766,6 +809,20 @@ func (n *node) removeOn(ctx context.Context, s *session, l *link) (was bool, err
 		n.forget()
 		return n.removed, nil
 	}
+}
+
+// removeDir removes the directory if nobody is in it. A rival about to make its
+// node there is answered that the directory is missing, and makes it anew.
+func (n *node) removeDir(ctx context.Context, s *session, l *link) error {
+	_, err := call(ctx, s, l, n.dir, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(n.dir, -1) })
+	if err != nil && !isAnswer(err) {
+		return err
+	}
+	// Gone, in use, or, for want of a permission, somebody else's to remove.
+	n.d.mu.Lock()
+	defer n.d.mu.Unlock()
+	n.bare = false
+	return nil
 }
 
 // Close ends the sessions. Servers that do not answer within a second let them
