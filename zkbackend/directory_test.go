@@ -39,8 +39,9 @@ func neverUsed(t testing.TB, c *zk.Conn, l layout) (dirs []string) {
 	return dirs
 }
 
-// giveUpWithDir makes an attempt that ends when its directory is being made.
-func giveUpWithDir(t testing.TB, d *backend, p *tap, req driver.Request) {
+// giveUpWithDir makes an attempt that ends when its directory is being made, and
+// returns when that is there.
+func giveUpWithDir(t testing.TB, d *backend, p *tap, c *zk.Conn, req driver.Request) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(soon(t))
 	defer cancel()
@@ -48,6 +49,10 @@ func giveUpWithDir(t testing.TB, d *backend, p *tap, req driver.Request) {
 	if _, err := d.Acquire(ctx, req); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Acquire: %v", err)
 	}
+	eventually(t, "the directory is there", func() bool {
+		there, _, err := c.Exists(d.layout.lock(req.Name))
+		return there && err == nil
+	})
 }
 
 // Attempts that end between the directory and the node in it leave no directory.
@@ -74,7 +79,7 @@ func TestGivingUpLeavesNoDirectory(t *testing.T) {
 		d, p, c := setUp(t)
 		for i := range 100 {
 			req := request(fmt.Sprint("order-", i), longTTL)
-			giveUpWithDir(t, d, p, req)
+			giveUpWithDir(t, d, p, c, req)
 			if err := d.Abandon(soon(t), req); err != nil {
 				t.Fatal(err)
 			}
@@ -106,7 +111,7 @@ func TestGivingUpLeavesNoDirectory(t *testing.T) {
 	t.Run("the connection ends with the removal", func(t *testing.T) {
 		d, p, c := setUp(t)
 		req := request("order", longTTL)
-		giveUpWithDir(t, d, p, req)
+		giveUpWithDir(t, d, p, c, req)
 		p.once(opDelete, func() error { return errCut })
 		if err := d.Abandon(soon(t), req); !errors.Is(err, errLinkLost) {
 			t.Fatalf("Abandon: %v", err)
@@ -163,7 +168,7 @@ func TestDirectoryIsRemovedUnderARival(t *testing.T) {
 
 	t.Run("before its node is made", func(t *testing.T) {
 		req := request("a", longTTL)
-		giveUpWithDir(t, a, pa, req)
+		giveUpWithDir(t, a, pa, c, req)
 		creates := pb.count(opCreate)
 		pb.once(opCreate, func() error { return a.Abandon(soon(t), req) })
 		g := mustAcquire(t, b, request("a", longTTL))
@@ -175,7 +180,7 @@ func TestDirectoryIsRemovedUnderARival(t *testing.T) {
 	})
 	t.Run("when its node is there", func(t *testing.T) {
 		req := request("b", longTTL)
-		giveUpWithDir(t, a, pa, req)
+		giveUpWithDir(t, a, pa, c, req)
 		g := mustAcquire(t, b, request("b", longTTL))
 		if err := a.Abandon(soon(t), req); err != nil {
 			t.Fatal(err)
