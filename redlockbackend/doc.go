@@ -11,9 +11,10 @@
 // for drift; an attempt with nothing left has failed. A failed attempt is undone on
 // every node that took part or may have. A lock is released when a majority has
 // confirmed it, since that is what the next holder needs; the other nodes get as
-// long again, and are cleaned in the background. Renewal needs a majority again. A node that lost a key (it restarted
-// without its data) gets it back after a majority has proved the lock, so that the
-// majority of a long-held lock does not wear away.
+// long again, and are cleaned in the background, until Close. Renewal needs a
+// majority again. A node that lost a key (it restarted without its data) gets it
+// back after a majority has proved the lock, so that the majority of a long-held
+// lock does not wear away.
 //
 // Nodes that fail are detail: an operation that has its majority succeeds, and one
 // that has none says why in a [QuorumError], node by node.

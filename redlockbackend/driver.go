@@ -241,7 +241,7 @@ func (d *redlockDriver) Acquire(ctx context.Context, req driver.Request) (driver
 	}
 	if clean := l.undo(ctx); !clean && errors.Is(err, driver.ErrHeld) {
 		// That would say that nothing is left of req. This has it abandoned.
-		err = fmt.Errorf("%w before it was undone: %v", context.Cause(ctx), err)
+		err = fmt.Errorf("%w before it was undone: %s", context.Cause(ctx), err.Error())
 	}
 	return driver.Grant{}, err
 }
