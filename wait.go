@@ -164,7 +164,7 @@ func (n *contender) checkServer(ctx context.Context) error {
 		case err == nil:
 			c.known.Store(&knowledge{caps, true})
 		case isPermanent(err) || n.try:
-			return err
+			return n.failed(ctx, err)
 		default:
 			n.failing(ctx, err)
 			if !n.pause(ctx, c.pauseFor(fails), nil) {
@@ -575,12 +575,21 @@ func (n *contender) failing(ctx context.Context, err error) {
 	if ctx.Err() != nil && (n.held || n.last != nil) {
 		return
 	}
-	n.last = err
+	n.last = asText(ctx, err)
 	if !n.try {
 		n.c.mu.Lock()
 		defer n.c.unlock()
 		n.waits(err)
 	}
+}
+
+// asText keeps of an error that only says that ctx has ended what it says: the
+// wait's own context is cancelled also when the caller's had a deadline.
+func asText(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return errors.New(err.Error())
+	}
+	return err
 }
 
 // gaveUp is the error of a wait that ended: by the caller's context or, for
@@ -602,7 +611,7 @@ func (n *contender) gaveUp(ctx context.Context) error {
 // failed is the error of a single attempt.
 func (n *contender) failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil && !isPermanent(err) {
-		n.last = err
+		n.last = asText(ctx, err)
 		return n.gaveUp(ctx)
 	}
 	return err

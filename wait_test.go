@@ -75,6 +75,20 @@ func TestWaitThatLosesItsServerStillKnowsOfTheHolder(t *testing.T) {
 	})
 }
 
+func TestDeadlineOfACallIsNoCancellation(t *testing.T) {
+	each(t, func(e *env) {
+		l := e.locker("a")
+		defer e.s.Partition("a")()
+		for _, lock := range []func(context.Context, string, ...distlock.LockOption) (*distlock.Lock, error){l.Lock, l.TryLock} {
+			ctx, cancel := context.WithTimeout(bg, ttl/10)
+			_, err := lock(ctx, "n")
+			cancel()
+			e.is(err, context.DeadlineExceeded)
+			e.isNot(err, context.Canceled)
+		}
+	})
+}
+
 var errOfTransport = errors.New("broken pipe")
 
 func TestCancelledWaitLeavesNothing(t *testing.T) {
