@@ -152,6 +152,59 @@ func TestCluster(t *testing.T) {
 	}
 }
 
+// As TestPermissionsAsAdvised, with the commands of a Cluster.
+func TestPermissionsInACluster(t *testing.T) {
+	k := newCluster(t)
+	login := func(name, prefix string, rules ...string) (*redisDriver, error) {
+		for _, addr := range k.addrs {
+			user(t, addr, name, rules...)
+		}
+		c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: k.addrs, Username: name, Password: "pw"})
+		t.Cleanup(func() { _ = c.Close() })
+		d, err := newDriver(c, &Options{Prefix: prefix})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = d.Close(context.Background()) })
+		_, err = d.Capabilities(t.Context())
+		return d, err
+	}
+	_, err := login("mute", "acl", "~*", "&*", "+@all", "-spublish", "-del")
+	wantPermanent(t, err)
+	if !strings.Contains(err.Error(), "lacks the permission to run DEL, SPUBLISH:") {
+		t.Errorf("without DEL and SPUBLISH: %v", err)
+	}
+	for i := range k.nodes {
+		if n := k.nodes[i].DBSize(t.Context()).Val(); n != 0 {
+			t.Errorf("%d keys are left on node %d", n, i)
+		}
+	}
+	_, advice, _ := strings.Cut(err.Error(), "ACL rules ")
+	advice, _, _ = strings.Cut(advice, " (")
+	d, err := login("advised", "acl", strings.Fields(advice)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range k.nodes {
+		name := k.nameOn(i, d.layout)
+		g, err := d.Acquire(t.Context(), request(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, stop, err := d.Hints(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		if c := d.keeper.Renew(t.Context(), []driver.Kept{g.Lease})[0]; c.Err != nil {
+			t.Error(c.Err)
+		}
+		if err := g.Lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // A slot moves to another shard while a lock in it is held and waited for.
 func TestClusterSlotMoves(t *testing.T) {
 	k := newCluster(t)

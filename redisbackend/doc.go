@@ -33,10 +33,13 @@
 // # Servers
 //
 // Redis 6.2 or newer, in a Cluster 7.0; a primary, with scripts allowed. The user
-// needs EVAL, EVALSHA, GET, SET, DEL, EXISTS, PTTL, PEXPIRE, TIME, PUBLISH,
-// SUBSCRIBE and UNSUBSCRIBE (in a Cluster SPUBLISH, SSUBSCRIBE and SUNSUBSCRIBE)
-// on the keys and channels that begin with the prefix, WAIT for ReplicaAck, and
-// INFO and PING to be told of trouble early. maxmemory-policy should be
+// needs EVAL, EVALSHA, GET, SET, DEL, EXISTS, PTTL, PEXPIRE, TIME and PUBLISH (in a
+// Cluster SPUBLISH and CLUSTER SLOTS) on the keys and channels that begin with the
+// prefix, and WAIT for ReplicaAck. The first use tries all but WAIT, without a
+// trace, and its error names what is missing and the ACL rules that are needed.
+// Without SUBSCRIBE and UNSUBSCRIBE (in a Cluster SSUBSCRIBE and SUNSUBSCRIBE)
+// waiters poll; INFO and PING are for being told of trouble early. A user who lacks
+// one of these costs a warning only. maxmemory-policy should be
 // noeviction: an evicted lock is a lost lock. TTLs may be 10 ms to 10 years.
 //
 // In a Cluster, taking or releasing a lock can fail while its slot moves to

@@ -52,15 +52,13 @@ var (
 )
 
 func makeDriver(c redis.UniversalClient, opt Options) *redisDriver {
+	_, cluster := c.(*redis.ClusterClient)
 	d := &redisDriver{
 		c:       c,
 		layout:  redisnode.Layout{Prefix: opt.Prefix},
 		opt:     opt,
-		publish: "PUBLISH",
+		publish: redisnode.PublishCommand(cluster),
 		doubt:   make(map[string]struct{}),
-	}
-	if _, ok := c.(*redis.ClusterClient); ok {
-		d.publish = "SPUBLISH"
 	}
 	d.keeper = &keeper{d}
 	d.hints = newHints(c, opt.Logger)
@@ -94,7 +92,7 @@ func (d *redisDriver) Capabilities(ctx context.Context) (driver.Capabilities, er
 	var report redisnode.Report
 	var err error
 	if gone := d.call(ctx, func(ctx context.Context) {
-		report, err = redisnode.Probe(ctx, d.c, d.layout, wire)
+		report, err = redisnode.Probe(ctx, d.c, d.layout, wire, "EXISTS")
 	}); gone != nil {
 		return capabilities, gone
 	}

@@ -258,56 +258,139 @@ func TestPassword(t *testing.T) {
 	}
 }
 
-func TestPermissions(t *testing.T) {
-	srv := testbed.Redis(t)
-	admin := redis.NewClient(&redis.Options{Addr: srv.Addr()})
-	defer admin.Close()
-	user := func(name string, rules ...any) func(*redis.Options) {
-		t.Helper()
-		args := append([]any{"ACL", "SETUSER", name, "reset", "on", ">pw"}, rules...)
-		if err := admin.Do(t.Context(), args...).Err(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { admin.Do(context.Background(), "ACL", "DELUSER", name) })
-		return func(o *redis.Options) { o.Username, o.Password = name, "pw"; o.MaxRetries = -1 }
+// user makes a user of the server that the returned client options log in as.
+func user(t *testing.T, addr, name string, rules ...string) func(*redis.Options) {
+	t.Helper()
+	admin := redis.NewClient(&redis.Options{Addr: addr})
+	t.Cleanup(func() {
+		admin.Do(context.Background(), "ACL", "DELUSER", name)
+		admin.Close()
+	})
+	args := []any{"ACL", "SETUSER", name, "reset", "on", ">pw"}
+	for _, r := range rules {
+		args = append(args, r)
 	}
-	probe(t, srv.Addr(), user("noscripts", "~*", "&*", "+@all", "-@scripting"), "NOPERM", "permission")
-	probe(t, srv.Addr(), user("nokeys", "~other:*", "&*", "+@all"), "permission")
-	probe(t, srv.Addr(), user("nowrites", "~*", "&*", "+@all", "-set"), "permission")
-
-	// A permission that only a script needs is a permanent error there, too.
-	n := open(t, srv.Addr(), nil, user("notime", "~*", "&*", "+@all", "-time"))
-	_, err := n.Acquire(t.Context(), request("n"))
-	wantPermanent(t, err)
-
-	// Just what the documentation asks for; no INFO costs a warning.
-	var log logRecorder
-	n = open(t, srv.Addr(), &Options{Prefix: "t-acl", Logger: slog.New(&log)},
-		user("enough", "~t-acl:*", "&t-acl:*", "+eval", "+evalsha", "+get", "+set", "+del", "+exists", "+pttl", "+pexpire", "+time",
-			"+publish", "+subscribe", "+unsubscribe", "+hello"))
-	if _, err := n.Capabilities(t.Context()); err != nil {
+	if err := admin.Do(t.Context(), args...).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(log.text(), "INFO") {
-		t.Errorf("logged %q, want a warning about INFO", log.text())
+	return func(o *redis.Options) { o.Username, o.Password, o.MaxRetries = name, "pw", -1 }
+}
+
+// refused is the error of the first use by a user who lacks something; the server
+// is as it was before.
+func refused(t *testing.T, addr, prefix string, tweak func(*redis.Options), texts ...string) error {
+	t.Helper()
+	n := open(t, addr, &Options{Prefix: prefix}, tweak)
+	_, err := n.Capabilities(t.Context())
+	wantPermanent(t, err)
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("error %q does not say %q", err, text)
+		}
 	}
+	if left := n.raw.Keys(t.Context(), "*"+prefix+"*").Val(); len(left) != 0 {
+		t.Errorf("keys %q are left", left)
+	}
+	return err
+}
+
+func TestPermissions(t *testing.T) {
+	addr := testbed.Redis(t).Addr()
+	// Each command alone, on a server that knows the scripts and one that does not.
+	open(t, addr, nil).must(request("n"))
+	for _, command := range []string{"EVAL", "EVALSHA", "GET", "SET", "DEL", "EXISTS", "PTTL", "PEXPIRE", "TIME", "PUBLISH"} {
+		for _, prefix := range []string{"acl-1-" + command, "acl-2-" + command} {
+			err := refused(t, addr, prefix, user(t, addr, "no"+command, "~*", "&*", "+@all", "-"+command),
+				"lacks the permission to run "+command+":", "ACL rules ~"+prefix+":* &"+prefix+":* +eval ", " +"+strings.ToLower(command)+" ")
+			for _, other := range []string{"keys", "channels", "does not have"} {
+				if strings.Contains(err.Error(), other+" ") {
+					t.Errorf("without %s: %q speaks of %s", command, err, other)
+				}
+			}
+		}
+		open(t, addr, nil).must(request("n"))
+	}
+	refused(t, addr, "acl-3", user(t, addr, "nothing", "~*", "&*"), "EVAL, EVALSHA")
+	refused(t, addr, "acl-4", user(t, addr, "two", "~*", "&*", "+@all", "-del", "-time"), "run DEL, TIME:")
+	for name, rules := range map[string][]string{
+		"otherkeys": {"~other:*", "&*", "+@all"},
+		"readonly":  {"%R~*", "&*", "+@all"},
+		"markonly":  {"~acl-5:version", "&*", "+@all"},
+	} {
+		refused(t, addr, "acl-5", user(t, addr, name, rules...), `read and write the keys that begin with "acl-5:"`, "~acl-5:* ")
+	}
+	refused(t, addr, "acl-6", user(t, addr, "nochannels", "~*", "resetchannels", "+@all"),
+		`publish on the channels that begin with "acl-6:"`, "&acl-6:* ")
+	refused(t, addr, "acl-7", user(t, addr, "otherchannels", "~*", "resetchannels", "&acl:*", "+@all", "-get"),
+		"run GET; ", `publish on the channels that begin with "acl-7:"`)
+
+	// A permission that is taken away later.
+	n := open(t, addr, nil, user(t, addr, "later", "~*", "&*", "+@all"))
 	g := n.must(request("n"))
-	if c := n.renew(g.Lease)[0]; c.Err != nil {
-		t.Error(c.Err)
+	user(t, addr, "later", "~*", "&*", "+@all", "-time", "-del", "-pexpire")
+	_, err := n.Acquire(t.Context(), request("m"))
+	for command, err := range map[string]error{"TIME": err, "DEL": g.Lease.Release(t.Context()), "PEXPIRE": n.renew(g.Lease)[0].Err} {
+		wantPermanent(t, err)
+		if !strings.Contains(err.Error(), "lacks the permission to run "+command) {
+			t.Errorf("without %s: %v", command, err)
+		}
 	}
-	if err := g.Lease.Release(t.Context()); err != nil {
-		t.Error(err)
+}
+
+// What the error advises, and the documentation asks for, is enough, also where
+// the prefix has characters that are special in patterns. No INFO costs a warning,
+// and so does no SUBSCRIBE, with which waiters hear of releases.
+func TestPermissionsAsAdvised(t *testing.T) {
+	addr := testbed.Redis(t).Addr()
+	for i, without := range []string{"", "subscribe"} {
+		prefix := fmt.Sprintf(`acl[%d]*?\\`, i)
+		name := fmt.Sprint("advised-", i)
+		_, err := open(t, addr, &Options{Prefix: prefix}, user(t, addr, name)).Capabilities(t.Context())
+		wantPermanent(t, err)
+		_, advice, _ := strings.Cut(err.Error(), "ACL rules ")
+		advice, _, _ = strings.Cut(advice, " (")
+		rules := strings.Fields(advice)
+		if without != "" {
+			rules = append(rules, "-"+without)
+		}
+		var log logRecorder
+		n := open(t, addr, &Options{Prefix: prefix, Logger: slog.New(&log)}, user(t, addr, name, rules...))
+		if _, err := n.Capabilities(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(log.text(), "INFO") {
+			t.Errorf("logged %q, want a warning about INFO", log.text())
+		}
+		g := n.must(request("n"))
+		if c := n.renew(g.Lease)[0]; c.Err != nil {
+			t.Error(c.Err)
+		}
+		if err := g.Lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := n.Abandon(t.Context(), request("n")); err != nil {
+			t.Error(err)
+		}
+		if without == "" {
+			_, stop := n.listen("n")
+			stop()
+			continue
+		}
+		if _, _, err := n.Hints(t.Context(), "n"); err == nil || !strings.Contains(err.Error(), "'subscribe'") {
+			t.Errorf("Hints: %v, want the server's refusal", err)
+		}
+		eventually(t, "the refusal is logged", func() bool { return strings.Contains(log.text(), "waiters poll") })
 	}
-	if err := n.Abandon(t.Context(), request("n")); err != nil {
-		t.Error(err)
-	}
-	_, stop := n.listen("n")
-	stop()
+}
+
+func TestCommandsNotThere(t *testing.T) {
+	srv := testbed.Redis(t, testbed.RedisArgs("--rename-command", "PEXPIRE", "", "--rename-command", "DEL", "remove"))
+	refused(t, srv.Addr(), "absent", noRetries, "does not have PEXPIRE, DEL, renamed or disabled")
 }
 
 func TestScriptsNotThere(t *testing.T) {
 	srv := testbed.Redis(t, testbed.RedisArgs("--rename-command", "EVALSHA", "", "--rename-command", "EVAL", ""))
-	probe(t, srv.Addr(), nil, "does not run scripts")
+	probe(t, srv.Addr(), nil, "does not have EVAL, EVALSHA, renamed or disabled")
 }
 
 func TestPrefixOfAnotherVersion(t *testing.T) {

@@ -11,6 +11,9 @@ import "example.com/distlock/internal/redisnode"
 //	<prefix>:{b}:dead:<owner>    string   tombstone of an owner that was given up
 //	<prefix>:{b}:hints           channel  releases; the message is the name
 //
+// A first use tries what the user may do on <prefix>:{<prefix>:version}:probe, a
+// key that is never there and a channel that nobody listens to.
+//
 // The name stands in keys as it is: it is the last part, so nothing in it can be
 // taken for another part. Reserved for a queue of waiters, and used by nothing
 // else:

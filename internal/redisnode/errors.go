@@ -14,21 +14,10 @@ import (
 // permanentCodes are the first words of replies that the same request meets again
 // until someone changes the server or the program.
 var permanentCodes = []string{
-	"NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "CROSSSLOT", "NOPROTO",
-	"ERR unknown command",    // EVALSHA renamed or not there
-	"ERR Unknown Redis comm", // the same, from inside a script
-	"ERR This Redis command is not allowed from script",
+	"NOAUTH", "WRONGPASS", "DENIED", "CROSSSLOT", "NOPROTO",
 	"ERR invalid password", "ERR DB index is out of range", "ERR AUTH",
 	"ERR Error compiling script",
 	"ERR This instance has cluster support disabled",
-}
-
-// permanentTexts are the same where the code in front says nothing. Redis 6.2
-// wraps the errors of a script's commands in a text of its own.
-var permanentTexts = []string{
-	"The user executing the script can't",
-	"Unknown Redis command called from",
-	"This Redis command is not allowed from",
 }
 
 // Permanent reports whether trying again does not mend err. A read-only replica
@@ -48,12 +37,7 @@ func Permanent(err error) bool {
 			return true
 		}
 	}
-	for _, text := range permanentTexts {
-		if strings.Contains(err.Error(), text) {
-			return true
-		}
-	}
-	return false
+	return forbidden(err.Error())
 }
 
 // Classify returns err, as a driver.PermanentError if it is permanent.

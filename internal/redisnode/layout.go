@@ -63,6 +63,10 @@ func (l Layout) Hints(name string) string { return l.bucket(Bucket(name)) + "hin
 // Version is the key that says which backend and wire version use the prefix.
 func (l Layout) Version() string { return l.Prefix + ":version" }
 
+// probe is a key that is never there, and a channel that nobody listens to, in the
+// slot of the version key.
+func (l Layout) probe() string { return l.Prefix + ":{" + l.Version() + "}:probe" }
+
 // A Value is what a lock key holds.
 //
 //	dl1 <owner> <number> <since> <ttl> <metadata>

@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,7 +17,13 @@ import (
 //go:embed probe.lua
 var probeSource string
 
-var probeScript = NewScript(probeSource)
+//go:embed trial.lua
+var trialSource string
+
+var (
+	probeScript = NewScript(probeSource)
+	trialScript = NewScript(trialSource)
+)
 
 // A Report is what a probe found out.
 type Report struct {
@@ -45,13 +52,14 @@ func CheckClient(c redis.UniversalClient) error {
 	return nil
 }
 
-// Probe finds out whether the server is new enough, takes writes and scripts,
-// and whether l's prefix is free for wire, a text like "redis 1". What another
-// try does not mend is a driver.PermanentError. Where the server does not let
-// this user ask, it is used without having been asked, and a warning says so.
-func Probe(ctx context.Context, c redis.UniversalClient, l Layout, wire string) (Report, error) {
+// Probe finds out whether the server is new enough, takes writes and scripts, lets
+// this user run their commands, and whether l's prefix is free for wire, a text
+// like "redis 1". extra are commands on one key that are needed beside those of
+// the shared scripts. What another try does not mend is a driver.PermanentError.
+// Where the server does not let this user run INFO, it is used without having been
+// asked, and a warning says so.
+func Probe(ctx context.Context, c redis.UniversalClient, l Layout, wire string, extra ...string) (Report, error) {
 	cluster, isCluster := c.(*redis.ClusterClient)
-	var node Evaler = c
 	info := c.Info
 	if isCluster {
 		// The node that has the version key answers for the others.
@@ -74,7 +82,11 @@ func Probe(ctx context.Context, c redis.UniversalClient, l Layout, wire string) 
 	default:
 		return Report{}, Classify(err)
 	}
-	v, err := probeScript.Run(ctx, node, []string{l.Version()}, wire)
+	var v any
+	err = tryOut(ctx, c, l, isCluster, extra)
+	if err == nil {
+		v, err = probeScript.Run(ctx, c, []string{l.Version()}, wire)
+	}
 	switch {
 	case WrongType(err):
 		return Report{}, Conflict(l.Version())
@@ -82,10 +94,6 @@ func Probe(ctx context.Context, c redis.UniversalClient, l Layout, wire string) 
 		return Report{}, permanent("the server is a node of a Redis Cluster: pass a redis.ClusterClient (%w)", err)
 	case err != nil && strings.Contains(err.Error(), "READONLY"):
 		return Report{}, permanent("the server is read-only: locks need the primary (%w)", err)
-	case hasCode(err, "ERR unknown command"):
-		return Report{}, permanent("the server does not run scripts (EVAL and EVALSHA), without which there is no lock (%w)", err)
-	case hasCode(err, "NOPERM") || (Permanent(err) && strings.Contains(err.Error(), "The user executing")):
-		return Report{}, permanent("the user lacks a permission: locks need EVAL, EVALSHA, the commands that the scripts run and all keys and channels under the prefix (%w)", err)
 	case err != nil:
 		return Report{}, Classify(err)
 	}
@@ -93,6 +101,49 @@ func Probe(ctx context.Context, c redis.UniversalClient, l Layout, wire string) 
 		return Report{}, permanent("prefix %q is in use by %q, this is %q: use another Prefix, or stop all users and delete the key %q", l.Prefix, v, wire, l.Version())
 	}
 	return r, nil
+}
+
+// tryOut finds out whether the user may do what the scripts do. A script is sent
+// by its digest and, when the server has forgotten it, as text, so both are tried,
+// in one round trip.
+func tryOut(ctx context.Context, c Pipeliner, l Layout, cluster bool, extra []string) error {
+	args := []any{PublishCommand(cluster), l.probe()}
+	for _, command := range extra {
+		args = append(args, command)
+	}
+	p := c.Pipeline()
+	eval := p.Eval(ctx, trialScript.src, []string{l.probe()}, args...)
+	evalSHA := p.EvalSha(ctx, trialScript.sha, []string{l.probe()}, args...)
+	_, _ = p.Exec(ctx) // every command carries its own error
+	var denials []denial
+	var first, other error
+	failed := func(command string, err error) {
+		switch {
+		case !forbidden(err.Error()):
+			if other == nil {
+				other = err
+			}
+		case len(denials) == 0:
+			first = err
+			fallthrough
+		default:
+			denials = append(denials, denial{command, err.Error()})
+		}
+	}
+	if eval.Err() != nil {
+		failed("EVAL", eval.Err())
+	}
+	if err := evalSHA.Err(); err != nil && (eval.Err() == nil || !noScript(err)) {
+		failed("EVALSHA", err)
+	}
+	list, _ := eval.Val().([]any)
+	for pair := range slices.Chunk(list, 2) {
+		failed(fmt.Sprint(pair[0]), fmt.Errorf("%v", pair[len(pair)-1]))
+	}
+	if len(denials) > 0 { // these stay, the others may pass
+		return refused(l, cluster, extra, denials, first)
+	}
+	return other
 }
 
 // judge looks at the fields of INFO.

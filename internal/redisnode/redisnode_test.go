@@ -52,6 +52,7 @@ func TestPermanent(t *testing.T) {
 		// A script's command, as Redis 7 and as 6.2 say it.
 		"ERR The user executing the script can't run this command or subcommand script: 1, on @user_script:1.":                       true,
 		"ERR Error running script (call to f_1): @user_script:1: The user executing the script can't run this command or subcommand": true,
+		"ERR ACL failure in script: User u has no permissions to run the 'del' command script: 1, on @user_script:1.":                true, // 7.2
 		"READONLY You can't write against a read only replica.":                                                                      false,
 		"LOADING Redis is loading the dataset in memory":                                                                             false,
 		"MASTERDOWN Link with MASTER is down":                                                                                        false,
@@ -87,6 +88,91 @@ func TestPermanent(t *testing.T) {
 	once := Classify(redis.ErrClosed)
 	if Classify(once) != once {
 		t.Error("a PermanentError was wrapped again")
+	}
+}
+
+// The texts of Redis 6.2, 7.0 and 7.2 about a command, a key, a channel and a
+// command that is not there. In the tests of redisbackend a server says its own.
+func TestDenials(t *testing.T) {
+	s := NewScript("-- a comment\nlocal x = redis.call('DEL', KEYS[1])\nreturn x")
+	for text, want := range map[string]int{
+		"The user executing the script can't run this command or subcommand":                                     aboutCommand,
+		"ACL failure in script: User my keys has no permissions to run the 'del' command":                        aboutCommand,
+		"The user executing the script can't access at least one of the keys mentioned in the command arguments": aboutKeys,
+		"ACL failure in script: User u has no permissions to access the 'a channel' key":                         aboutKeys,
+		"ACL failure in script: No permissions to access a key":                                                  aboutKeys,
+		"Unknown Redis command called from Lua script":                                                           aboutAbsence,
+		"Unknown Redis command called from script":                                                               aboutAbsence,
+		"This Redis command is not allowed from scripts":                                                         aboutAbsence,
+		"This Redis command is not allowed from script":                                                          aboutAbsence,
+	} {
+		said := map[int]string{aboutCommand: "permission to run DEL (", aboutKeys: `permission to read and write one of the keys ["k"] (`, aboutAbsence: "does not have DEL, "}[want]
+		for _, text := range []string{
+			"ERR " + text + " script: 9a0364b9e99bb480dd25e1f0284c8555, on @user_script:2.",
+			"NOPERM " + text + " script: 9a0364b9e99bb480dd25e1f0284c8555, on @user_script:2.",
+			"ERR Error running script (call to f_9a0364b9e99bb480dd25): @user_script:2: @user_script: 2: " + text,
+		} {
+			if got := (denial{"DEL", text}).about(); got != want {
+				t.Errorf("%q is about %d, want %d", text, got, want)
+			}
+			err := s.explain([]string{"k"}, errors.New(text))
+			if _, ok := errors.AsType[*driver.PermanentError](err); !ok || !strings.Contains(err.Error(), said) {
+				t.Errorf("%q was explained as %v, want %q", text, err, said)
+			}
+		}
+	}
+	for _, text := range []string{
+		"The user executing the script can't publish to the channel mentioned in the command",
+		"ACL failure in script: User u has no permissions to access the 'a key' channel",
+	} {
+		if got := (denial{"SPUBLISH", text}).about(); !forbidden(text) || got != aboutChannel {
+			t.Errorf("%q is about %d, want a channel", text, got)
+		}
+	}
+	for _, text := range []string{"@user_script:0: NOPERM", "@user_script:1: NOPERM can't run", "@user_script:77: NOPERM can't run",
+		"@user_script:99999999999999999999: NOPERM can't run", "NOPERM this user has no permissions to run"} {
+		if err := s.explain(nil, errors.New(text)); !Permanent(err) || !strings.HasPrefix(err.Error(), "the user lacks the permission to ") {
+			t.Errorf("%q was explained as %v", text, err)
+		}
+	}
+	for _, err := range []error{nil, errors.New("OOM @user_script:2"), redis.ErrClosed} {
+		if got := s.explain(nil, err); got != err {
+			t.Errorf("%v was explained as %v", err, got)
+		}
+	}
+}
+
+// What prevents writes only for now is no lack of a permission.
+func TestProbeOfAServerThatTakesNoWrites(t *testing.T) {
+	srv := testbed.Redis(t, testbed.Own())
+	c := redis.NewClient(&redis.Options{Addr: srv.Addr()})
+	defer c.Close()
+	l := Layout{Prefix: "p"}
+	for setting, text := range map[string]string{"maxmemory": "OOM", "min-replicas-to-write": "NOREPLICAS"} {
+		if err := c.ConfigSet(t.Context(), setting, "1").Err(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Probe(t.Context(), c, l, "test 1"); err == nil || Permanent(err) || !strings.HasPrefix(err.Error(), text) {
+			t.Errorf("with %s: %v", setting, err)
+		}
+		if err := c.ConfigSet(t.Context(), setting, "0").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	err := c.Do(t.Context(), "ACL", "SETUSER", "noinfo", "on", "nopass", "~*", "&*", "+@all", "-info").Err()
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := redis.NewClient(&redis.Options{Addr: srv.Addr(), Username: "noinfo", Password: "x"})
+	defer u.Close()
+	if _, err := Probe(t.Context(), u, l, "test 1"); err == nil || !strings.Contains(err.Error(), "the server is read-only") {
+		t.Errorf("a replica that does not say so: %v", err)
+	}
+	if n := c.DBSize(t.Context()).Val(); n != 0 {
+		t.Errorf("%d keys are left", n)
 	}
 }
 

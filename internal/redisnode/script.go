@@ -34,7 +34,8 @@ func (s *Script) Run(ctx context.Context, c Evaler, keys []string, args ...any) 
 		forgetSends(args)
 		cmd = c.Eval(ctx, s.src, keys, args...)
 	}
-	return cmd.Result()
+	v, err := cmd.Result()
+	return v, s.explain(keys, err)
 }
 
 // A Call is one run of a script.
@@ -94,6 +95,7 @@ func runSome(ctx context.Context, c Pipeliner, calls []Call, which []int, replie
 		if noScript(replies[i].Err) {
 			unknown = append(unknown, i)
 		}
+		replies[i].Err = calls[i].Script.explain(calls[i].Keys, replies[i].Err)
 	}
 	return unknown
 }

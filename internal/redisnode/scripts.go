@@ -14,3 +14,11 @@ var (
 	Extend  = NewScript(extendSource)
 	Release = NewScript(releaseSource)
 )
+
+// PublishCommand is the command that reaches the subscribers of a channel.
+func PublishCommand(cluster bool) string {
+	if cluster {
+		return "SPUBLISH"
+	}
+	return "PUBLISH"
+}
